@@ -43,8 +43,8 @@ def distribution_loss(student_logits: Tensor, teacher_logits: Tensor, temperatur
         )
     if student_logits.shape != teacher_logits.shape:
         raise ValueError(
-            f"teacher_logits has shape {tuple(teacher_logits.shape)}; "
-            f"it must be that of student_logits, {tuple(student_logits.shape)}"
+            f"teacher_logits has shape {tuple(teacher_logits.shape)}; it must have the shape of student_logits, "
+            f"{tuple(student_logits.shape)}"
         )
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature (={temperature}) must be positive and finite")
@@ -94,7 +94,8 @@ def attention_matching_loss(
     teachers = [teacher_features] if isinstance(teacher_features, Tensor) else list(teacher_features)
     if not students or len(students) != len(teachers):
         raise ValueError(
-            f"student_features ({len(students)}) and teacher_features ({len(teachers)}) must be as many, and at least 1"
+            f"student_features ({len(students)}) and teacher_features ({len(teachers)}) must have the same length, "
+            "at least 1"
         )
     losses: list[Tensor] = []
     for i, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
@@ -167,7 +168,7 @@ class Features:
 
     def __enter__(self) -> "Features":
         if self._handles:
-            raise RuntimeError("Features records already: its block can't be entered twice at once")
+            raise RuntimeError("Features is already recording: its block can't be entered twice at once")
         self._outputs.clear()
         self._handles = [module.register_forward_hook(self._hook(name)) for name, module in self.modules.items()]
         return self

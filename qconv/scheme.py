@@ -174,7 +174,7 @@ class Scheme:
         if "signed" not in inspect.signature(type(made)).parameters:
             remedy = f"{made} leaves no choice"
             if isinstance(made, Stages):
-                remedy = f"give the choice to the schemes of its stages, as lsq(…, signed_input={signed})"
+                remedy = f"set it in the schemes of its stages: lsq(…, signed_input={signed})"
             raise ValueError(f"signed_inputs (={signed}) must be None with {self}: {remedy}")
         plain, grad = split_name(self.name)
         note, starts = f" + {'signed' if signed else 'unsigned'} inputs", self.starts

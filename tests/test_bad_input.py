@@ -363,9 +363,9 @@ def test_nan_and_infinity_calibrate_nothing(name: str, value: float) -> None:
     before = copy.deepcopy(model.state_dict())
     input = torch.rand(3, 4, 5, 5)
     input[1, 2, 3, 4] = value
-    with pytest.raises(ValueError, match=r"input of QConv2d\(.*\) has NaN or inf: nothing can be calibrated with it"):
+    with pytest.raises(ValueError, match=r"input of QConv2d\(.*\) has NaN or inf: it can't be calibrated with it"):
         model(input)
-    with pytest.raises(ValueError, match=r"the input of layer '0' \(Q\w+, .*\) has NaN or inf: nothing can be"):
+    with pytest.raises(ValueError, match=r"the input of layer '0' \(Q\w+, .*\) has NaN or inf: it can't be"):
         qconv.calibrate(model, [torch.rand(3, 4, 5, 5), input])
     assert all(tensor.equal(before[key]) for key, tensor in model.state_dict().items())
     trained_once(model, torch.rand(3, 4, 5, 5))
@@ -513,7 +513,7 @@ def test_one_of_several_outputs(measure: str, kind: str) -> None:
             call(Several(join), IMAGES, output=wrong)
     with pytest.raises(ValueError, match=r"output \(=0\) must .* model \(Sequential\), which returns one tensor,"):
         call(classifier(), IMAGES, output=0)
-    with pytest.raises(TypeError, match=r"output \(=.*\) must give a tensor of outputs for each sample, not a"):
+    with pytest.raises(TypeError, match=r"output \(=.*\) must choose a tensor of outputs for each sample, not a"):
         call(Several(join), IMAGES, output=lambda given: torch.ones(()))
 
 
@@ -538,12 +538,12 @@ def test_a_first_batch_of_one_value_is_waited_through(name: str, value: float) -
 def test_blank_batches_calibrate_nothing(name: str) -> None:
     model, alone = (nn.Sequential(layer_of(name)) for _ in range(2))
     blank = torch.zeros(2, 4, 5, 5)
-    with pytest.warns(UserWarning, match="layer '0' saw inputs without a range, such as equal values only"):
+    with pytest.warns(UserWarning, match="layer '0' could not be calibrated: the inputs have no range"):
         assert qconv.calibrate(model, [blank, blank]) == []
     assert not model.state_dict()["0.input_quantizer.calibrated"]
     assert qconv.calibrate(alone, [PICTURES]) == ["0"]
     before = copy.deepcopy(alone.state_dict())
-    with pytest.warns(UserWarning, match="could not be calibrated: give calibrate other or more batches"):
+    with pytest.warns(UserWarning, match="such as equal values only. Pass other or more batches"):
         assert qconv.calibrate(alone, [blank]) == []
     assert all(tensor.equal(before[key]) for key, tensor in alone.state_dict().items())  # still what it was
 

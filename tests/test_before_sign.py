@@ -557,8 +557,8 @@ def test_a_state_dict_of_another_choice_is_refused(choice: BeforeSign, way: str,
     for other in set(every) - {choice}:
         with pytest.raises(
             RuntimeError,
-            match=rf"2: what stands before its signs became '{choice}' in the checkpoint's model and '{other}' in this "
-            rf"one: convert the model with before_sign='{choice}'",
+            match=rf"2: the activations before its signs became '{choice}' in the checkpoint's model and '{other}' "
+            rf"in this one: convert the model with before_sign='{choice}'",
         ):
             qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign=other).load_state_dict(state, strict=False)
 
@@ -587,9 +587,9 @@ def test_a_note_that_is_refused_leaves_the_layer_as_it_was() -> None:
             parameter.add_(1.0)
     layer, stored = cast(Any, model)[2], cast(Any, other)[2].state_dict()
     before = {key: value.clone() for key, value in layer.state_dict().items()}
-    with pytest.raises(RuntimeError, match=r"\n\tQConv2d: what stands before its signs became [^\n]*$"):
+    with pytest.raises(RuntimeError, match=r"\n\tQConv2d: the activations before its signs became [^\n]*$"):
         layer.load_state_dict(stored)
-    with pytest.raises(RuntimeError, match=r"\n\t2: what stands before its signs became [^\n]*$"):
+    with pytest.raises(RuntimeError, match=r"\n\t2: the activations before its signs became [^\n]*$"):
         model.load_state_dict(other.state_dict())
     assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
     assert stored.keys() == before.keys()
@@ -638,7 +638,7 @@ WARN: dict[str, tuple[qconv.QuantizedLayer, Callable[[], Tensor], str]] = {
     "dorefa below 0": (
         qconv.QConv2d(4, 4, 3, scheme=schemes.dorefa(2, 2)),
         lambda: -torch.rand(4, 4, 8, 8),
-        "became 0 in DoReFaInput: .*levels begin at 0: take a scheme with signed inputs",
+        "became 0 in DoReFaInput: .*levels begin at 0: use a scheme with signed inputs",
     ),
     "dorefa above 1": (
         qconv.QConv2d(4, 4, 3, scheme=schemes.dorefa(2, 2)),

@@ -146,7 +146,7 @@ def test_a_layer_that_one_process_alone_comes_to_does_not_hang(ranks: list[dict[
     assert "layer 'layers.1' (QConv2d, minmax(weight_bits=4, input_bits=4))" in first["text"]
     assert "process 1 has gone on to the backward without it" in first["text"]
     text, seconds = ranks[0]["alone"]
-    assert "the layer: its range is the mean over all processes, but process 1 has not come there within" in text
+    assert "the layer: its range is the mean over all processes, but process 1 did not arrive within" in text
     assert SECONDS <= seconds < 10 * SECONDS
 
 
@@ -171,7 +171,7 @@ def test_processes_have_the_same_corrected_bias(ranks: list[dict[str, Any]]) -> 
     assert ranks[0]["corrected"] != pytest.approx(corrected((0,)))
 
 
-@pytest.mark.filterwarnings("ignore:calibrate. layers .* had no input")
+@pytest.mark.filterwarnings("ignore:calibrate. the model did not call")
 def test_a_replica_of_data_parallel_calibrates_nothing() -> None:
     model = Paths(named=True)
     model.path = [0]

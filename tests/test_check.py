@@ -64,7 +64,7 @@ MADE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "negative inputs clipped": (
         lambda: (qconv.convert(network(), schemes.pact()), IMAGES),
         "1",
-        r"\d\d% of its inputs are negative and clipped to 0: schemes whose inputs may be negative are lsq",
+        r"\d\d% of its inputs are negative and clipped to 0: schemes for negative inputs are lsq",
     ),
     "bypassed": (
         lambda: (qconv.convert(Reads(*network()), schemes.bnn()), IMAGES),
@@ -84,7 +84,7 @@ MADE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "an optimizer from before": (
         lambda: ((made := early(network(), schemes.ttq()))[0], None, made[1]),
         "1.weight_quantizer.positive",
-        "not held by the optimizer of the weights: make it after qconv.convert",
+        "not in the optimizer of the weights: create it after qconv.convert",
     ),
 }
 

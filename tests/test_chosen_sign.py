@@ -44,8 +44,8 @@ def calibrated(caplog: pytest.LogCaptureFixture) -> nn.Module:
     with caplog.at_level(logging.WARNING, "qconv"):
         qconv.calibrate(model, [torch.randn(SIZE)])
     (said,) = caplog.messages
-    assert said.startswith("levels on both sides of 0, as inputs are negative, in 1 layer: 2 (5")
-    assert "; levels from 0 on in 5 (" in said
+    assert said.startswith("using signed levels in 1 layer, because inputs are negative: 2 (5")
+    assert "; using unsigned levels in 5 (" in said
     return model.eval()
 
 
@@ -83,9 +83,7 @@ def test_the_first_batch_chooses_as_calibrate_does_and_arguments_win(
     with pytest.raises(ValueError, match=r"signed_inputs \(=True\) must be None with pact"):
         qconv.convert(network(), schemes.pact(), signed_inputs=True)
     staged = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))])
-    with pytest.raises(
-        ValueError, match=r"give the choice to the schemes of its stages, as lsq\(…, signed_input=True\)"
-    ):
+    with pytest.raises(ValueError, match=r"set it in the schemes of its stages: lsq\(…, signed_input=True\)"):
         qconv.convert(network(), staged, signed_inputs=True)
 
 

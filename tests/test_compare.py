@@ -168,7 +168,7 @@ def test_of_runs_with_the_same_seed_the_newest_counts(tmp_path: Path, capsys: py
     assert main(["compare", str(older), str(newer)]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines()[-1].split()[:2] == ["bnn", "90.00"]
-    assert f"{older}: a newer run is the same, with the same seed" in told.err
+    assert f"{older}: replaced by a newer run with the same settings and seed" in told.err
 
 
 def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -296,7 +296,7 @@ def test_bad_models() -> None:
     model = trained(chain(), schemes.lsq(4, 4), input)
     with pytest.raises(TypeError, match=r"model \(=3\) must be a torch.nn.Module"):
         freeze(3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="frozen already"):
+    with pytest.raises(ValueError, match="already frozen"):
         freeze(freeze(model))
     with pytest.raises(ValueError, match=r"'0.weight' is torch.float64: call model.float\(\)"):
         freeze(copy.deepcopy(model).double())

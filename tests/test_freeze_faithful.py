@@ -356,7 +356,7 @@ def test_layers_that_a_list_holds_stay_as_they_are() -> None:
     model = trained(InAList(), LSQ, x)
     frozen = freeze(model, example=x)
     assert {told.name: told.arithmetic for told in frozen.layers} == {"block.conv": "integer", "tail": "float"}
-    assert "a reference of its own, such as one in a list" in frozen.layers[1].reason
+    assert "another reference, such as one in a list" in frozen.layers[1].reason
     assert verify(model, frozen, x).equal
 
 

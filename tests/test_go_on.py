@@ -92,7 +92,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(
     words = sent if isinstance(where, str) else send(signal.SIGINT, *where)
     said = told(*TWO, words, "run_dir=runs/cut")
     assert said.startswith("130\n")
-    assert said.endswith("\nstopped by Ctrl-C; resume=runs/cut goes on from the last checkpoint\n")
+    assert said.endswith("\nstopped by Ctrl-C; resume=runs/cut continues from the last checkpoint\n")
     assert place(tmp_path / "runs/cut/checkpoints/last.ckpt") == saved
     has_epoch = where != (0, 3)
     assert (tmp_path / "runs/cut/curves.png").is_file() == has_epoch
@@ -107,8 +107,8 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
     one: Path, whole: Path, told: Callable[..., str], tmp_path: Path
 ) -> None:
     before = (one / "metrics.csv").read_text()
-    assert "has finished, its 2 epochs are done" in told(f"resume={one}")
-    assert told(f"resume={one}", "optimizer.lr=1").endswith("extends it; optimizer.lr=1 changed nothing")
+    assert "has finished its 2 epochs" in told(f"resume={one}")
+    assert told(f"resume={one}", "optimizer.lr=1").endswith("above 2; optimizer.lr=1 changed nothing")
     config_before = (one / "config.yaml").read_bytes()
     assert "trainer.max_epochs (=1) must be at least 2" in told(f"resume={one}", "trainer.max_epochs=1")
     assert "trainer.max_epochs (=None) must be a whole number" in told(f"resume={one}", "trainer.max_epochs=null")
@@ -120,7 +120,8 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
     assert (one / "metrics.csv").read_text() == before
     said = told(f"resume={one}", "trainer.max_epochs=3")
     assert (
-        "trainer.max_epochs: 2 → 3. No schedule depends on it: this is what 3 epochs from the start would be." in said
+        "trainer.max_epochs: 2 → 3. No schedule depends on it: the result is the same as of 3 epochs from the start."
+        in said
     )
     program.train(config(*TWO, "trainer.max_epochs=3", f"run_dir={tmp_path / 'three'}"))
     assert same_files(one, tmp_path / "three")
@@ -132,24 +133,25 @@ def test_a_run_that_was_ended_early_has_finished(told: Callable[..., str]) -> No
     stop = "{_target_:pytorch_lightning.callbacks.EarlyStopping,monitor:val_accuracy,mode:max,patience:PATIENCE}"
     never = f"+callbacks.stop={stop.replace('PATIENCE', '9')}"
     told(*TWO[:2], "trainer.max_epochs=1", never, "report=false", "run_dir=other")
-    assert "going on from epoch 0" in told("resume=other", "trainer.max_epochs=2")
+    assert "continuing from epoch 0" in told("resume=other", "trainer.max_epochs=2")
     at_once = f"+callbacks.stop={stop.replace('PATIENCE', '0').replace('mode:max', 'mode:min')}"
     told(*TWO[:2], "trainer.max_epochs=6", at_once, "optimizer.lr=0.01", "report=false", "run_dir=run")
     done = json.loads(Path("run/result.json").read_text())["epochs"]
     assert 1 < done < 6
-    words = f"has finished, EarlyStopping has ended it at {done} of 6 epochs (run/result.json); ~callbacks.stop goes on"
+    ended = f"EarlyStopping ended it at {done} of 6 epochs (run/result.json)"
+    words = f"has finished, {ended}; to continue, add ~callbacks.stop"
     assert words in told("resume=run")
     assert words in told("resume=run", "trainer.max_epochs=7")
-    assert f"going on from epoch {done - 1}" in told("resume=run", "~callbacks.stop")
-    assert "has finished, its 6 epochs are done" in told("resume=run")
+    assert f"continuing from epoch {done - 1}" in told("resume=run", "~callbacks.stop")
+    assert "has finished its 6 epochs" in told("resume=run")
 
 
 def test_a_refusal_names_the_words_that_go_on_all_the_same(one: Path, told: Callable[..., str], tmp_path: Path) -> None:
     last, words = f"ckpt_path={one / 'checkpoints/last.ckpt'}", (*TWO[:2], "scheduler=constant", f"run_dir={one}")
     refused = told(*words, last, "trainer.max_epochs=3", "trainer.precision=bf16-mixed")
-    assert ": add trainer.max_epochs=2 trainer.precision=32-true, or go on with this difference by " in refused
+    assert ": add trainer.max_epochs=2 trainer.precision=32-true, or accept this difference by " in refused
     said = told(*shlex.split(refused.partition(" difference by ")[2].splitlines()[0]))
-    assert "trainer.precision: 32-true → bf16-mixed. Sums may be rounded otherwise" in said
+    assert "trainer.precision: 32-true → bf16-mixed. From here on, floating-point rounding may differ" in said
     assert json.loads((one / "result.json").read_text())["epochs"] == 3
     for other in ("seed=2", "optimizer.lr=0.5", "trainer.max_epochs=2"):  # what resume= would not take
         assert "difference by" not in told(*words, last, "trainer.max_epochs=4", other)
@@ -164,7 +166,10 @@ def test_more_epochs_of_a_schedule_that_stores_its_length(told: Callable[..., st
     )
     program.train(config(*TWO[:2], *one_cycle, "trainer.max_epochs=1", f"run_dir={tmp_path / 'run'}"))
     said = told("resume=run", "trainer.max_epochs=2")
-    assert "1 → 2. From here on the learning rate follows 2 epochs, so far 1: another run than 2 epochs from" in said
+    assert (
+        "1 → 2. From here on, the learning rate follows 2 epochs instead of 1, so the result differs from 2 epochs from"
+        in said
+    )
 
 
 def test_a_schedule_keeps_the_rates_that_rules_ask_for(told: Callable[..., str]) -> None:
@@ -203,7 +208,7 @@ def test_what_depends_on_the_number_of_epochs(
     epochs, devices = changes(stored, classifier)
     assert epochs.startswith("trainer.max_epochs: 6 → 9. ")
     assert says in epochs
-    assert devices == "trainer.devices: 2 → 1. Optimizer steps are of other images from here on."
+    assert devices == "trainer.devices: 2 → 1. From here on, optimizer steps use other images."
 
 
 def described(batch: int = 8, **options: Any) -> dict[str, Any]:
@@ -273,7 +278,7 @@ def test_the_same_words_may_come_again(one: Path) -> None:
 def test_words_that_mean_nothing(one: Path, told: Callable[..., str], tmp_path: Path) -> None:
     resume = f"resume={one}"
     for words, error in (
-        ((resume, "experiment=search_bits"), "composes a new run"),
+        ((resume, "experiment=search_bits"), "is for a new run"),
         ((resume, "seed=1,2"), "is a sweep"),
         ((resume, "modle.width=3"), "modle"),
         ((resume, "ckpt_path=last"), "can't be given together"),
@@ -281,7 +286,7 @@ def test_words_that_mean_nothing(one: Path, told: Callable[..., str], tmp_path: 
         ((resume, "model.width=8", "trainer.max_epochs=3"), "add model.width=4"),
         ((resume, "-m"), "-m can't be given with resume=RUN"),
         ((resume, "resume=b"), "must name the folder of one run"),
-        (("resume=nowhere",), "there is no folder nowhere: give the folder that the training has named"),
+        (("resume=nowhere",), "there is no folder nowhere: name the folder of a run"),
     ):
         assert error in told(*words), words
     with pytest.raises(ValueError, match=r"resume .* must be given on the command line"):
@@ -322,7 +327,7 @@ def test_ctrl_c_on_two_processes(tmp_path: Path) -> None:
         command(*TWO, *words), cwd=tmp_path, env=environment, capture_output=True, text=True, preexec_fn=heard
     )
     assert run.returncode == 130, run.stderr
-    assert run.stderr.count("stopped by Ctrl-C; resume=run goes on") == 1
+    assert run.stderr.count("stopped by Ctrl-C; resume=run continues") == 1
     assert place(tmp_path / "run/checkpoints/last.ckpt") == (1, 4)
 
 

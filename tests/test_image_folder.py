@@ -95,7 +95,7 @@ def test_the_cache_is_used_until_a_file_changes(tree: Path, capsys: pytest.Captu
         other.cache.write_bytes(damage)
         again = made(tree)
         assert again.splits["test"].images.equal(other.splits["test"].images)
-        assert "is made anew" in capsys.readouterr().err.replace("\n", " ")
+        assert "decoded again" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_cache_that_can_not_be_written_is_named(tree: Path) -> None:
@@ -186,7 +186,9 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
 def test_broken_files_are_named(kind: str, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tree / "train/dog/3.png"
     BROKEN[kind](path)
-    with pytest.raises(BrokenPictureError, match=r"1 of 12 files are no whole image: .*dog/3.png .*data.broken=skip"):
+    with pytest.raises(
+        BrokenPictureError, match=r"1 of 12 files are damaged or are not images: .*dog/3.png .*data.broken=skip"
+    ):
         made(tree)
     assert not list((tree.parent / "cache").glob("*"))
     for _ in range(2):  # at each run, though the second finds a cache
@@ -213,7 +215,7 @@ def test_an_error_that_may_pass_leaves_out_nothing(
     for broken in ("fatal", "skip"):
         with pytest.raises(BrokenPictureError, match=r"1 of 12 files can't be read: .*dog/3.png .*try again"):
             made(tree, broken=broken, image_size=8)
-    with pytest.raises(DecodingError, match=r"dog/3.png: .*; the file may be whole: try again"):
+    with pytest.raises(DecodingError, match=r"dog/3.png: .*; the file may be intact: try again"):
         made(tree)
     assert not list((tree.parent / "cache").glob("*"))
     monkeypatch.undo()
@@ -231,7 +233,7 @@ def test_the_test_after_a_training_reads_nothing_again(tree: Path) -> None:
 def test_a_split_without_whole_pictures_is_named_before_the_training(tree: Path) -> None:
     for path in (tree / "test").glob("*/*"):
         truncated(path)
-    with pytest.raises(BrokenPictureError, match=r"data.root \(=.*tree\): test has no whole image"):
+    with pytest.raises(BrokenPictureError, match=r"data.root \(=.*tree\): test has no readable image"):
         made(tree, broken="skip")
 
 
@@ -405,7 +407,7 @@ def test_class_folders_without_pictures_are_named(tmp_path: Path) -> None:
     assert found.told == (
         "left out: valid; splits are train, val, test",
         "no images in train/fox, which is no class",
-        "left out: 3 folders in folders of classes",
+        "left out: 3 nested folders (only <class>/* is read)",
     )
 
 
@@ -442,7 +444,9 @@ def test_tiny_imagenet_as_it_is_published(tmp_path: Path) -> None:
             scan(tmp_path)
     whole = "val_0.png\tn02\nval_1.png\tn02\nval_2.png\tn02\n"
     lines.write_text(whole + "val_7.png\tn01\n")
-    with pytest.raises(BrokenPictureError, match=r"1 of 4 files are no whole image: .*val_7.png \(No such file"):
+    with pytest.raises(
+        BrokenPictureError, match=r"1 of 4 files are damaged or are not images: .*val_7.png \(No such file"
+    ):
         made(tmp_path, image_size=8)
     lines.write_text(whole.replace("n02", "n03"))
     with pytest.raises(ValueError, match="class 'n03' is in val, but has no training images"):

@@ -178,7 +178,7 @@ def test_other_modes(mode: str, tree: Path) -> None:
         ({"resize": 10}, r"resize \(=10\) must be at least image_size \(=16\)"),
         ({"workers": -1}, r"workers \(=-1\) must be at least 0"),
         ({"broken": "hide"}, r"broken \(='hide'\) must be 'fatal' or 'skip'"),
-        ({"val_size": 20}, r"val_size \(=20\) must leave some of the 20"),
+        ({"val_size": 20}, r"val_size \(=20\) must take at least one of the 20"),
     ],
 )
 def test_arguments_out_of_range(options: dict[str, Any], message: str, tree: Path) -> None:

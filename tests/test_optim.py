@@ -206,7 +206,7 @@ BINARY_SCALE = {"binary_weights": {"binary": True, "lr_scale": 0.1}}
         ({"binary_weights": {}}, ValueError, r"rules\['binary_weights'\] matches no trainable parameter .* 'weight'"),
         ({"weigh": {}}, ValueError, "a rule is one of binary_weights, .* a function, or an expression for whole names"),
         ({lambda name, parameter: False: {}}, ValueError, "matches no trainable parameter"),
-        ({"biases": {}, "bias": {}}, ValueError, r"rules\['bias'\] matches only .* rules before it take"),
+        ({"biases": {}, "bias": {}}, ValueError, r"rules\['bias'\] matches only .* earlier rules match"),
         ({"(": {}}, ValueError, r"rules: '\(' must be a regular expression: .*unterminated"),
         ({"bias": {"params": []}}, ValueError, r"rules\['bias'\] must not have the option 'params'"),
         ({"bias": 0.1}, TypeError, r"rules\['bias'\] \(=0.1\) must be a mapping of options"),

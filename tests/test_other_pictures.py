@@ -116,9 +116,9 @@ def test_pictures_elsewhere_are_seen_as_those_of_the_training(other: Path, tmp_p
     [
         (
             ("dark", "light"),
-            "was trained with 'bright' as class 0, which is 'dark' in the data: give the classes the names",
+            "was trained with 'bright' as class 0, which is 'dark' in the data: give the classes their",
         ),
-        (("a", "b", "c"), "was trained on 2 classes (bright, dark), the data have 3 (a, b, c): give"),
+        (("a", "b", "c"), "was trained on 2 classes (bright, dark), but the data have 3 (a, b, c): give"),
     ],
 )
 def test_other_classes_are_refused(
@@ -152,13 +152,13 @@ def test_a_run_does_not_go_on_with_more_pictures(
         program.train(cfg)
 
     shutil.copy(tmp_path / "data/train/dark/0.png", tmp_path / "data/train/dark/new.png")
-    with pytest.raises(ValueError, match=r"was trained on 96 images and there are 97 now, so it would be validated by"):
+    with pytest.raises(ValueError, match=r"was trained on 96 images and there are 97 now, so it may have been trained"):
         go_on()
     assert f"root: {run.parent}" in (other / "config.yaml").read_text()  # it has not gone on
     assert evaluated(other, f"data.root={tmp_path / 'data'}") == 1
     (tmp_path / "data/train/dark/new.png").rename(tmp_path / "data/train/bright/new.png")
     (tmp_path / "data/train/dark/0.png").rename(tmp_path / "data/elsewhere.png")
-    with pytest.raises(ValueError, match=r"some of the run's images have another name or class now, so it would be"):
+    with pytest.raises(ValueError, match=r"some of the run's images have another name or class now, so it may have"):
         go_on()
     (tmp_path / "data/train/bright/new.png").unlink()
     (tmp_path / "data/elsewhere.png").rename(tmp_path / "data/train/dark/0.png")
@@ -268,7 +268,7 @@ def test_pictures_of_12_bits_in_files_of_16(made: Any, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "12-raw", ignore_errors=True)
     shutil.rmtree(tmp_path / "12-jpeg", ignore_errors=True)
     with pytest.raises(
-        BrokenPictureError, match=r"grey levels would be left, of values up to 1,\d\d\d: in training, data"
+        BrokenPictureError, match=r"grey levels would be left, of values up to 1,\d\d\d: in training, set"
     ):
         pixels_of(deep)
     with pytest.raises(ValueError, match=r"pixel_range \(=\(4095, 0\)\) must be two numbers, the lower one first"):
@@ -372,11 +372,11 @@ def test_a_network_that_starts_from_another_is_tested_on_the_same_pictures(
     program.train(config(*words, *place, best, *otherwise, f"run_dir={tmp_path / 'other'}"))
     said = told(capsys).partition("/one/checkpoints/best.ckpt: ")[2]
     assert said.startswith(
-        "its run split the images of this folder otherwise (data.val_size: 0.1 → 0.3, data.split_by: number → name), "
-        "so it may have been trained on some of those that validate or are tested now"
+        "its run divided this folder differently (data.val_size: 0.1 → 0.3, data.split_by: number → name), "
+        "so it may have been trained on images that validate or are tested now"
     ), said[:300]
     draw(tmp_path / "data", ".", 21)
     program.train(config(*words, *place, best, f"run_dir={tmp_path / 'more'}"))
-    assert "otherwise (some have another name or class now), so it may" in told(capsys)
+    assert "differently (some have another name or class now), so it may" in told(capsys)
     program.train(config(*words, *place, f"run_dir={tmp_path / 'three'}"))
     assert tested() != before

@@ -337,7 +337,7 @@ def test_what_would_come_back_as_something_else(tmp_path: Path) -> None:
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
     qconv.convert(tied, schemes.twn(), skip=("1",))
-    with pytest.raises(ValueError, match=r"'1.weight' is the latent weight of the quantized layer '0.weight', too"):
+    with pytest.raises(ValueError, match=r"'1.weight' is also the latent weight of the quantized layer '0.weight'"):
         qconv.save_packed(tied, path)
     pruned = qconv.QConv2d(3, 4, 3)
     l1_unstructured(pruned, "weight", 0.5)
@@ -487,13 +487,11 @@ def test_damaged_files(file: Path, tmp_path: Path) -> None:
     refused(tmp_path, struct.pack("<Q", 2**62) + data[8:], "cut off, damaged")
     flipped = bytearray(data)
     flipped[-1] ^= 1
-    refused(tmp_path, bytes(flipped), "its checksum does not fit: it is damaged, or was edited")
+    refused(tmp_path, bytes(flipped), "its checksum does not match: it is damaged, or was edited")
     refused(tmp_path, save({"a": torch.ones(2)}), "not one of qconv")
     refused(tmp_path, save({"a": torch.ones(2)}, {"qconv": "{"}), "")
     refused(tmp_path, save({"a": torch.ones(2)}, {"qconv": "[" * 100_000}), "")
-    refused(
-        tmp_path, save({"a": torch.ones(2)}, {"qconv": '{"version":1,"version":1}'}), "'version' stands there twice"
-    )
+    refused(tmp_path, save({"a": torch.ones(2)}, {"qconv": '{"version":1,"version":1}'}), "'version' is there twice")
     refused(
         tmp_path, save({}, {"qconv": '{"format":"qconv-packed","version":3}'}), "version 3 of the format; .* update"
     )
@@ -502,7 +500,7 @@ def test_damaged_files(file: Path, tmp_path: Path) -> None:
     repeated = header.rstrip()[:-1] + b"," + header[begin : header.index(b"}", begin) + 1] + b"}"
     repeated += b" " * (-len(repeated) % 8)
     data_twice = struct.pack("<Q", len(repeated)) + repeated + data[8 + len(header) :]
-    refused(tmp_path, data_twice, "'1.bias' stands there twice")
+    refused(tmp_path, data_twice, "'1.bias' is there twice")
     with pytest.raises(qconv.PackedFileError, match="there is no such file"):
         qconv.load_packed(tmp_path / "none")
     with pytest.raises(qconv.PackedFileError, match="it can't be read"):
@@ -512,7 +510,7 @@ def test_damaged_files(file: Path, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"model \(='x'\) must be a torch.nn.Module"):
         qconv.load_packed(file, "x")  # pyright: ignore[reportArgumentType]
     with pytest.raises(
-        qconv.PackedFileError, match=r"does not say which network it is of: give load_packed\(path, model="
+        qconv.PackedFileError, match=r"does not name its network: pass the float one, load_packed\(path, model="
     ):
         qconv.load_packed(file)
 
@@ -632,7 +630,7 @@ def test_a_file_of_another_model(tmp_path: Path) -> None:
         qconv.load_packed(tmp_path / "model", resnet20(num_classes=4))
     with pytest.raises(qconv.PackedFileError, match=r"layer 'conv1' of the file is not in the network"):
         qconv.load_packed(tmp_path / "model", network())
-    with pytest.raises(qconv.PackedFileError, match="a QConv2d here: give the float network"):
+    with pytest.raises(qconv.PackedFileError, match="a QConv2d here: pass the float network"):
         qconv.load_packed(tmp_path / "model", qconv.convert(resnet20(), schemes.bnn()))
 
 

@@ -72,7 +72,7 @@ def file(trained: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"activation": nn.ReLU}, r"module 'activation' \(here ReLU\(\)\) is another one in the file"),
+        ({"activation": nn.ReLU}, r"module 'activation' \(here ReLU\(\)\) differs in the file"),
         ({"activation": lambda: nn.Hardtanh(-2, 2)}, r"module 'activation' \(here Hardtanh\(min_val=-2, max_val=2\)\)"),
         ({"stride": 2}, r"module '' \(here Network\(.*|module 'stem' \(here Conv2d\(.*stride=\(2, 2\)"),
         ({"pool": lambda: nn.AvgPool2d(2)}, r"module 'pool' \(here AvgPool2d\(kernel_size=2, stride=2\)\)"),
@@ -251,7 +251,7 @@ def test_without_an_example_usual_shapes_are_tried(trained: nn.Module, tmp_path:
     assert model.training
     x = torch.randn(5, 3, 8, 8)
     assert torch.equal(qconv.load_packed(path, Network())(x), trained(x))
-    with pytest.raises(PackedFileError, match="a function in a forward must be another one"):
+    with pytest.raises(PackedFileError, match="a function in a forward differs"):
         qconv.load_packed(path, Network(function=F.relu))
 
 
@@ -263,7 +263,9 @@ def test_where_no_usual_shape_suits_it_is_told(trained: nn.Module, tmp_path: Pat
             qconv.save_packed(model, tmp_path / "model")
             qconv.save_packed(model.half(), tmp_path / "model")
         else:
-            with pytest.warns(UserWarning, match=r"no usual shape suit it.*save_packed\(model, path, example=batch\)"):
+            with pytest.warns(
+                UserWarning, match=r"no usual input shape suits it.*save_packed\(model, path, example=batch\)"
+            ):
                 qconv.save_packed(model, tmp_path / "model")
             assert read_header(tmp_path / "model").trial is None
             qconv.save_packed(model, tmp_path / "model", example=torch.zeros(1, 3, 9, 9))

@@ -307,7 +307,7 @@ def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pyt
     for name in ("b.png", "a.PNG"):
         (inner / name).write_bytes(picture.read_bytes())
     for name in ("notes.txt", "scan.pdf", "film.mpg", "weights.h5", "plot.eps"):
-        (inner / name).write_text("no image")
+        (inner / name).write_text("not an image")
     (inner / "broken.jpg").write_text("no image either")
     (inner / "._a.jpg").write_text("what a Mac leaves")
     (inner / ".checkpoints").mkdir()

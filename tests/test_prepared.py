@@ -196,7 +196,7 @@ def test_an_interrupted_epoch_goes_on_with_other_processes_or_says_why_not(folde
     fewer.load_state_dict(state)
     fewer.sampler.set_epoch(3)
     assert len(fewer) == 4
-    with pytest.raises(ValueError, match=r"with 16 images in all, and has 12 now: go on with as many"):
+    with pytest.raises(ValueError, match=r"with 16 images in all, and has 12 now: resume with the same number"):
         next(iter(fewer))
     fewer.load_state_dict({**state, "batch": 4})  # it had ended
     assert not list(fewer)
@@ -251,7 +251,7 @@ def test_it_goes_on_after_an_interruption(
     with pytest.raises(KeyboardInterrupt):
         prepare_pictures(tree, other, size=SIZE, pictures_per_file=7)
     assert sorted(path.name for path in other.iterdir()) == ["settings.json", "train-00000.tar"]
-    with pytest.raises(FileNotFoundError, match=r"other\): was not prepared to its end: give the command again"):
+    with pytest.raises(FileNotFoundError, match=r"other\): is not finished: run the command again"):
         made(other)
     calls.clear()
     prepare_pictures(tree, other, size=SIZE, pictures_per_file=7)
@@ -307,7 +307,7 @@ def test_a_picture_that_cannot_be_read_now_is_not_left_out(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(path: Path, **options: Any) -> bytes:
-        raise ReadingError("Too many open files; the file may be whole: try again")
+        raise ReadingError("Too many open files; the file may be intact: try again")
 
     monkeypatch.setattr(prepare, "picture_file", failing)
     with pytest.raises(BrokenPictureError, match=r"\.JPEG can't be read \(Too many open files; .* try again\)"):
@@ -318,14 +318,16 @@ def test_a_picture_too_long_for_jpeg_is_named(tree: Path, tmp_path: Path) -> Non
     long = tree / "train/n01/long.png"
     Image.new("RGB", (70_000, 20)).save(long)
     assert len(prepare_pictures(tree, tmp_path / "raw", size=SIZE).splits["train"].labels) == 21
-    with pytest.raises(BrokenPictureError, match=rf"{long} is no whole image \(JPEG has no"):
+    with pytest.raises(BrokenPictureError, match=rf"{long} is damaged or not an image \(JPEG has no"):
         prepare_pictures(tree, tmp_path / "jpeg", size=SIZE, form="jpeg")
 
 
 def test_broken_pictures_are_named_or_left_out(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tree / "train/n01/3.JPEG"
     bad.write_bytes(bad.read_bytes()[:-50])
-    with pytest.raises(BrokenPictureError, match=rf"{bad} is no whole image \(.+\); repair or remove it, or leave"):
+    with pytest.raises(
+        BrokenPictureError, match=rf"{bad} is damaged or not an image \(.+\); repair or remove it, or leave"
+    ):
         prepare_pictures(tree, tmp_path / "a", size=SIZE)
     prepared = prepare_pictures(tree, tmp_path / "a", size=SIZE, broken="skip")
     assert len(prepared.splits["train"].labels) == 19
@@ -342,7 +344,7 @@ def test_broken_pictures_are_named_or_left_out(tree: Path, tmp_path: Path, capsy
     assert len(prepare_pictures(tree, tmp_path / "a", size=SIZE, broken="skip").splits["train"].labels) == 19
     for path in tree.glob("train/n02/*"):
         path.write_text("no image")
-    with pytest.raises(BrokenPictureError, match="class 'n02' has no whole training image"):
+    with pytest.raises(BrokenPictureError, match="class 'n02' has no readable training image"):
         prepare_pictures(tree, tmp_path / "c", size=SIZE, broken="skip")
 
 
@@ -550,6 +552,6 @@ def test_a_gpu_gets_the_plain_files_and_the_cpu_the_others(
     assert whole.equal(decode(plain))
     assert isinstance(wrong, DecodingError)
     monkeypatch.setattr(io, "decode_jpeg", without_nvjpeg)
-    with pytest.warns(UserWarning, match=r"cuda:0 could not decode JPEG files, and the CPU did, .*: not compiled with"):
+    with pytest.warns(UserWarning, match=r"cuda:0 could not decode JPEG files, so the CPU .*: not compiled with"):
         (whole,) = decode_on(gpu, [plain])
     assert isinstance(whole, Tensor)

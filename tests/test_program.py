@@ -61,7 +61,7 @@ def test_a_scheme_of_the_current_folder(before: list[str], here: Path, capsys: p
     shown = capsys.readouterr()
     assert "lsq(weight_bits=4, input_bits=2)" in shown.out
     names = "padding_value, stochastic, surrogate, weight_surrogate"
-    note = f"scheme: my_methods.coarse does not take {names} of the default: left out"
+    note = f"scheme: ignored {names} of the default, which my_methods.coarse does not take"
     assert (note in shown.err) == (not before)
     assert (here / "run/result.json").is_file()
 

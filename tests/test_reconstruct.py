@@ -479,7 +479,7 @@ class InParts(nn.Module):
 
 def test_layers_in_a_module_that_is_not_called_are_reconstructed() -> None:
     model = qconv.convert(InParts(), schemes.minmax(3, None), skip=())  # inputs would wait for data, too
-    with pytest.warns(UserWarning, match=r"reconstruct: layer 'part.unused' had no input, since the model did not"):
+    with pytest.warns(UserWarning, match=r"reconstruct: the model did not call layer 'part.unused'"):
         found = reconstruct(model, pictures(), float_model=qconv.to_float(copy.deepcopy(model)), iterations=2)
     assert [row.name for row in found.rows] == ["part.conv", "part.inner", "last"]
     assert [row.layers for row in found.rows] == [1, 2, 1]

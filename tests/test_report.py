@@ -205,7 +205,7 @@ def test_processes_gather_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds[0].on_test_epoch_end(trainer, trainer)
     assert kinds[0].predictions().labels.tolist() == [*batch(8, 5, 4, 0)[2], *batch(8, 5, 4, 1)[2]]
     kinds[0].on_test_batch_end(trainer, trainer, None, (1, 2), 0)  # whatever it is, the test goes on
-    with pytest.raises(ValueError, match="decisions of the test were not kept"):
+    with pytest.raises(ValueError, match="predictions of the test were not kept"):
         kinds[0].predictions()
 
 

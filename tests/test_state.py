@@ -214,8 +214,11 @@ def test_what_is_written_through_data_is_kept(scheme: Scheme, how: str) -> None:
 @pytest.mark.parametrize(
     ("make", "learned"),
     [
-        (schemes.lsq, ["LSQ of 2 bits loads what one of 4 bits", "LSQInput of 2 bits loads what one of 4 bits"]),
-        (schemes.lsq_plus, ["of 2 bits loads what one of 4 bits"]),
+        (
+            schemes.lsq,
+            ["LSQ of 2 bits loads values learned with 4 bits", "LSQInput of 2 bits loads values learned with 4 bits"],
+        ),
+        (schemes.lsq_plus, ["of 2 bits loads values learned with 4 bits"]),
         (schemes.apot, []),  # ranges fit any number of bits
         (schemes.pact, []),
         (schemes.minmax, []),

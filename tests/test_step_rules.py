@@ -428,7 +428,7 @@ def test_an_optimizer_that_saves_nothing_of_it() -> None:
     model = network(schemes.lsq(3, 8))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), lr=0.1)
     optimizer.optim = torch.optim.SGD(model[2].parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match=r"ZeroRedundancyOptimizer saves nothing of what Oscillations\("):
+    with pytest.warns(UserWarning, match=r"ZeroRedundancyOptimizer does not save what Oscillations\("):
         Oscillations(freeze=0.02).attach(model, optimizer)
 
 

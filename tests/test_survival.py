@@ -123,7 +123,7 @@ def test_a_process_that_does_not_answer(number: signal.Signals, reasons: tuple[s
     message = run.stderr.partition("error: ")[2].splitlines()[0]
     last = tmp_path / "run/checkpoints/last.ckpt"
     assert message.startswith("process 0 of 2: another one was lost, or did not answer within trainer.timeout_s (")
-    assert message.endswith(f"; resume={tmp_path / 'run'} goes on from the last checkpoint")
+    assert message.endswith(f"; resume={tmp_path / 'run'} continues from the last checkpoint")
     assert any(reason in message for reason in reasons), message
     assert load_checkpoint(last)["epoch"] == 0
 

@@ -152,7 +152,7 @@ def test_what_a_run_ships_is_verified(
     for text, words in (
         (config.read_text().replace("qconv.data.Digits", "qconv.data.No"), "NoDataModule"),
         ("model: [", "is damaged"),
-        ("model: 3", "is no configuration of a run"),
+        ("model: 3", "is not the configuration of a run"),
     ):
         config.write_text(text)
         assert cli(["verify", str(other)]) == 1
@@ -383,7 +383,7 @@ def test_last_is_the_newest_run_of_the_same_arguments(
     one_epoch = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "ckpt_path=last")
     for folder in ("1", "2"):
         program.train(config(*one_epoch, f"run_dir=outputs/day/{folder}", f"seed={folder}"))
-        assert "ckpt_path=last: no such run so far, starting anew" in capsys.readouterr().out
+        assert "ckpt_path=last: no such run yet, starting it" in capsys.readouterr().out
     again = program.train(config(*one_epoch, "run_dir=outputs/day/3", "seed=1"))
     told = "continuing from outputs/day/1/checkpoints/last.ckpt, of a run that has finished"
     assert told in capsys.readouterr().out
@@ -594,13 +594,13 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     error = fails(*QUICK, "scheme=bwn", f"evaluate={last}")
     assert f"checkpoint {last} was trained with scheme qconv.schemes.bnn(padding_value=0, stochastic=False)" in error
     asked = "qconv.schemes.bwn(detach_scale=False, center=False, paper_gradient=False, numel_gradient=False)"
-    assert f"this run asks for {asked}: add scheme=bnn" in error
+    assert f"but this run has {asked}: add scheme=bnn" in error
     assert "add model.width=4" in fails(*QUICK, "model.width=8", f"ckpt_path={last}")
     assert "add model=small_cnn model.width=4" in fails("model=resnet20", f"evaluate={last}")
     assert "add optimizer.lr=0.0" in fails(*QUICK, "optimizer.lr=0.5", f"ckpt_path={last}")
     assert "add grad_quantizer=none" in fails(*QUICK, "grad_quantizer=fp8", f"evaluate={last}")
     error = fails(*QUICK, "callbacks=ema", f"ckpt_path={last}")
-    assert "was trained with callbacks.ema None, this run asks for qconv.training.MovingAverage(decay=0.999)" in error
+    assert "was trained with callbacks.ema None, but this run has qconv.training.MovingAverage(decay=0.999)" in error
     assert "add '~callbacks.ema'" in error
     assert "add init_from=null" in fails(*QUICK, f"init_from={last}", f"ckpt_path={last}")
     assert "add first_last=float" in fails(*QUICK, "first_last=w8", f"evaluate={last}")
@@ -625,7 +625,7 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(
     tree = ("data=image_folder", f"data.root={tmp_path / 'tree'}", "data.channels=1", f"+data.cache={tmp_path}")
     last = whole[0] / "checkpoints/last.ckpt"
     error = fails(*QUICK, *tree, "data.val_size=2", f"evaluate={last}")
-    assert f"checkpoint {last} was trained on 10 classes (0, 1, 2, …), the data have 2 (" in error
+    assert f"checkpoint {last} was trained on 10 classes (0, 1, 2, …), but the data have 2 (" in error
 
 
 @pytest.mark.nightly

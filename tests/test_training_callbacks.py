@@ -119,7 +119,7 @@ def test_a_nan_that_a_sign_would_swallow_is_found_in_the_layer_it_enters(tmp_pat
         trainer(FiniteGuard(), checkpoints, poison).fit(classifier(), datamodule=DigitsDataModule())
     assert str(error.value) == (
         "epoch 1, step 19: NaN or inf in the input of layer 'blocks.1.conv' (QConv2d, bnn()); "
-        f"ckpt_path={checkpoints.last} goes on from the last checkpoint"
+        f"ckpt_path={checkpoints.last} continues from the last checkpoint"
     )
     kept = load_checkpoint(checkpoints.last)
     assert kept["epoch"] == 0
@@ -446,7 +446,7 @@ def test_a_loader_without_a_length_is_named() -> None:
                 yield torch.zeros(1, 8, 8), 1
 
     loader = torch.utils.data.DataLoader(Endless(), batch_size=4)
-    with pytest.raises(ValueError, match=r"the training loader has no length, .* give \+trainer.limit_train_batches"):
+    with pytest.raises(ValueError, match=r"the training loader has no length, .* set \+trainer.limit_train_batches"):
         trainer(epochs=1).fit(classifier(), loader, loader)
 
 

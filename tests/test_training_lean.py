@@ -138,8 +138,8 @@ class Viewed(nn.Module):
 @pytest.mark.parametrize(
     ("asked", "word", "mode"),
     [
-        ("auto", "lean: auto, off: the forward takes no images that are channels_last", "off"),
-        ("true", "lean: true, on: slower, for the forward takes no images that are channels_last", "fast"),
+        ("auto", "lean: auto, off: the forward does not accept channels_last images", "off"),
+        ("true", "lean: true, on: slower, because the forward does not accept channels_last images", "fast"),
         ("exact", "lean: exact, on\n", "exact"),
     ],
 )

@@ -146,7 +146,9 @@ def test_teachers_that_are_refused(tmp_path: Path) -> None:
         with pytest.raises(error, match=message):
             loss_of(RESNET, file, path)
     node = {"_target_": "qconv.training.losses.Distillation", "teacher": RESNET, "weights": None}
-    with pytest.raises(ValueError, match=r"loss.weights must name the teacher's file, qconv.models.resnet20 is random"):
+    with pytest.raises(
+        ValueError, match=r"loss.weights must name the teacher's file, because qconv.models.resnet20 has random"
+    ):
         build_loss(OmegaConf.create(node), PICTURES)
 
 
@@ -247,7 +249,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     renamed = {name.replace("0.weight", "00.weight"): value for name, value in state.items()}
     assert "it has '00.weight', which this network has not; nearest: '0.weight' and " in fails(renamed)
     assert "'0.bias' is missing" in fails({name: value for name, value in state.items() if name != "0.bias"})
-    assert "neither a checkpoint of qconv train nor a state dict" in fails([1, 2])
+    assert "not a checkpoint of qconv train or a state dict" in fails([1, 2])
     with pytest.raises(CheckpointError, match="there is no such file"):
         load_weights(model, str(tmp_path / "none.pt"))
     path.write_bytes(b"nonsense")
@@ -267,8 +269,8 @@ def test_another_head_starts_anew(scheme: qconv.Scheme | None, kind: str, tmp_pa
     head: Any = model.get_submodule("2")
     before = {name: value.clone() for name, value in head.state_dict().items()}
     told = load_weights(model, str(tmp_path / "w.pth"))
-    ending = {"another head": "'2' has 7 outputs in it and 3 here, and starts anew"}
-    assert told.endswith(ending.get(kind, "it has no last layer '2', which starts anew"))
+    ending = {"another head": "'2' has 7 outputs in it and 3 here, and is initialized"}
+    assert told.endswith(ending.get(kind, "it has no last layer '2', which is initialized"))
     assert all(value.equal(before[name]) for name, value in head.state_dict().items())
     assert model[0].weight.equal(source[0].weight)  # pyright: ignore
 
@@ -292,14 +294,14 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
     for content, told in (
         (average.state_dict(), "the weights are the average of 1 models"),
         ({"model": raw, "model_ema": average.state_dict()}, "the weights are the average of 1 models"),
-        ({"state_dict": raw, "state_dict_ema": state, "epoch": 3}, "the averaged weights, 'state_dict_ema', are taken"),
+        ({"state_dict": raw, "state_dict_ema": state, "epoch": 3}, "using the averaged weights, 'state_dict_ema'"),
     ):
         torch.save(content, tmp_path / "average")
         assert load_weights(model := network(None), str(tmp_path / "average")) == told
         assert same(model.state_dict(), state)
     torch.save({"model": state, "swa_model": average.state_dict()}, tmp_path / "two")
     told = load_weights(network(None), str(tmp_path / "two"))
-    assert told == "the weights of 'model' are taken, and not those of 'swa_model'"
+    assert told == "using the weights of 'model', not those of 'swa_model'"
     save_file(state, tmp_path / "w.safetensors")
     load_weights(model := network(None), str(tmp_path / "w.safetensors"))
     assert model[2].weight.equal(source[2].weight)  # pyright: ignore
@@ -332,7 +334,7 @@ def test_bfloat16_on_processors(
     assert len(said) == (asked == "bf16-mixed" and not native)
     assert all("trainer.precision=bf16-mixed" in text and "trainer.precision=32-true" in text for text in said)
     assert make_trainer(accelerator="cpu", precision="16-mixed").precision == "bf16-mixed"
-    assert "on the CPU mixed precision is bfloat16: bf16-mixed is used" in caplog.text
+    assert "using bf16-mixed, because mixed precision on a CPU is bfloat16" in caplog.text
 
 
 def test_figures_of_a_training_in_16_bits_are_summed_in_32() -> None:

@@ -99,7 +99,7 @@ def test_a_path_hides_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         ("smalcnn-bnn-digits", f"did you mean {DIGITS}?"),
         ("something", "packed model something: there is no such file"),
-        ("nowhere/model", "no packed file and no network of the zoo"),
+        ("nowhere/model", "a packed file or a network of the zoo"),
         ("model.safetensors", "no such file"),
         (".", "qconv export . --to packed"),
     ],

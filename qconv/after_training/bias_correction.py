@@ -118,7 +118,7 @@ def correct_bias(
     _check_biases(model, layers)
     pictures = images_of(model, images, max_samples, max_samples)
     if len(sizes := {tuple(batch.shape[1:]) for batch in pictures}) > 1:
-        raise ValueError(f"images must have one size, for they are one batch; there are {sorted(sizes)}")
+        raise ValueError(f"images must all have one size, because they form one batch; there are {sorted(sizes)}")
     sample = torch.cat(pictures)
     targets: dict[str, _Moments] = {}
 
@@ -134,8 +134,8 @@ def correct_bias(
     rows = found.apply()
     if left := [row.name for row in rows if row.corrected == NOWHERE]:
         warnings.warn(
-            f"the mean outputs of {', '.join(map(repr, left))} stay shifted: there is no bias, and no batch norm that "
-            "takes the output; give the float layer a bias before it is converted",
+            f"the mean outputs of {', '.join(map(repr, left))} stay shifted: there is no bias, and no batch norm "
+            "after them; give the float layer a bias before convert",
             stacklevel=2,
         )
     return BiasCorrection(rows, len(sample))
@@ -148,7 +148,7 @@ def _check_biases(model: nn.Module, layers: Mapping[str, QuantizedLayer]) -> Non
         if name in biases and layer._parameters.get("bias") is None:
             raise TypeError(f"the bias of {name_of(layer, name)} is computed by a parametrization: remove that first")
     if shared := shared_tensor(model, biases):
-        raise TypeError(f"{' and '.join(shared)} share a bias: it can't take away the shifts of both")
+        raise TypeError(f"{' and '.join(shared)} share a bias, which can't correct both")
 
 
 def _norms(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -179,8 +179,8 @@ def _moments(layer: nn.Module, name: str, output: Tensor) -> _Moments:
     least = 2 if isinstance(layer, nn.Linear) else weight.ndim
     if output.ndim < least:
         raise ValueError(
-            f"images must be batches: the outputs of {name_of(layer, name)} have {output.ndim} dimensions, with that "
-            f"of the samples they have {least}"
+            f"images must be batches: the outputs of {name_of(layer, name)} have {output.ndim} dimensions instead "
+            f"of {least}"
         )
     channels = output.ndim - 1 if isinstance(layer, nn.Linear) else 1
     others = [dimension for dimension in range(output.ndim) if dimension != channels]
@@ -234,7 +234,7 @@ class _Found:
         elif twin is not None and twin.running_mean is not None:
             shift = self.shifts[name] - (norm.running_mean - twin.running_mean)  # less what was corrected before
         else:
-            raise ValueError(f"float_model must have the batch norms of model: '{place}.running_mean' is absent in it")
+            raise ValueError(f"float_model must have the batch norms of model: it lacks '{place}.running_mean'")
         self.of_norms.setdefault(name, []).append((place, norm, shift))
         return input - _in_place_of(shift, self.layers[name], input)
 
@@ -251,7 +251,7 @@ class _Found:
         means: set[int] = set()
         for place, norm, _ in (each for norms in self.of_norms.values() for each in norms):
             if self.calls[norm] > 1 or (norm.running_mean is not None and id(norm.running_mean) in means):
-                raise TypeError(f"{place} ({type(norm).__name__}) is called twice: its inputs have shifts of their own")
+                raise TypeError(f"{place} ({type(norm).__name__}) is called twice: its inputs have different shifts")
             means.add(id(norm.running_mean))
         rows: list[Shift] = []
         for name, shift in self.shifts.items():
@@ -289,7 +289,7 @@ def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor
         def behind(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
             del args
             if name in seen:
-                raise TypeError(f"{name_of(module, name)} is called twice: its calls have shifts of their own")
+                raise TypeError(f"{name_of(module, name)} is called twice: its calls have different shifts")
             seen.add(name)
             return act(name, output)
 

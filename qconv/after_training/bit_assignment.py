@@ -185,7 +185,7 @@ def assign_bits(
     check_at_least_one(probes=probes)
     check_whole("seed", seed)
     if "overrides" in options:
-        raise ValueError("overrides: they are what assign_bits chooses; name layers that stay float in skip")
+        raise ValueError("overrides must not be given: assign_bits chooses them; use skip for layers that stay float")
     batches = batches_of(model, images, labels, batch_size, max_samples)
     options = {"before_sign": "keep", "skip": skip, **options, "check": False}
     converted = [_converted(model, scheme, batches, options) for scheme in choices]
@@ -196,7 +196,7 @@ def assign_bits(
     else:
         for name, layer in quantized_layers(converted[0]).items():
             if layer.filters_are_computed:
-                raise TypeError(f"{name} quantizes what it computes from its weight: take measure='measured'")
+                raise TypeError(f"{name} quantizes what it computes from its weight: use measure='measured'")
         of_inputs = _differ_in_inputs(converted)
         found = traces(converted[0], batches, probes, seed, of_inputs=of_inputs, output=output)
         costs = [expected_losses(each, batches, found) for each in converted]
@@ -269,8 +269,8 @@ def _check(
     repeated = [name for name, count in Counter(choice.name for choice in choices).items() if count > 1]
     if repeated:
         raise ValueError(
-            f"choices: {repeated[0]!r} must be the name of one scheme only, or the table can't tell them apart: "
-            "dataclasses.replace(scheme, name=...) gives another"
+            f"choices: {repeated[0]!r} is the name of several schemes, so the table can't tell them apart: rename "
+            "one with dataclasses.replace(scheme, name=...)"
         )
     if max_bytes is None and max_bops is None:
         raise ValueError("give a budget: max_bytes, max_bops, or both")
@@ -280,7 +280,7 @@ def _check(
     if measure not in ("hessian", "measured"):
         raise ValueError(f"measure (={measure!r}) must be 'hessian' or 'measured'")
     if any(isinstance(module, QuantizedLayer) and not module.is_float for module in model.modules()):
-        raise ValueError(f"model ({type(model).__name__}) is converted already: give the float one")
+        raise ValueError(f"model ({type(model).__name__}) is already converted: pass the float model")
 
 
 def _converted(model: nn.Module, scheme: Scheme, batches: Batches, options: Mapping[str, Any]) -> nn.Module:

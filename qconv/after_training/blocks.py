@@ -124,7 +124,7 @@ def _why_none(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 def _check_calls(blocks: Mapping[str, nn.Module], calls: Mapping[nn.Module, Sequence[str]]) -> None:
     for name, module in blocks.items():
         if not _fits(calls[module]):
-            why = next(filter(None, calls[module]), "is called twice: its calls have inputs of their own")
+            why = next(filter(None, calls[module]), "is called twice, with different inputs")
             raise TypeError(f"{name} ({type(module).__name__}) {why}")
 
 

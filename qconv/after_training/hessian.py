@@ -69,7 +69,7 @@ def traces(
     of ``v · (H v)`` over vectors v of random signs is the trace of H. Each tensor has its own vectors: one vector for
     all of them would have the same expectation, but the coupling of layers as noise.
     """
-    with differentiated_twice("take measure='measured', which needs no second derivative"):
+    with differentiated_twice("use measure='measured', which needs no second derivative"):
         return _traces(model, batches, probes, seed, of_inputs, output)
 
 
@@ -122,8 +122,8 @@ def probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
 def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
     if logits.ndim < 2 or logits.shape[1] < 2:
         raise ValueError(
-            f"the model's outputs (of shape {tuple(logits.shape)}) tell no classes apart, and the Hessian of the "
-            'loss is 0: assign_bits has measure="measured" for such models'
+            f"the model's outputs (of shape {tuple(logits.shape)}) have no classes to compare, so the Hessian of "
+            "the loss is 0: use assign_bits(..., measure='measured')"
         )
     target = logits.detach().softmax(1) if labels is None or labels.is_floating_point() else labels
     return F.cross_entropy(logits, target)

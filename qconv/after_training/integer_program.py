@@ -49,7 +49,7 @@ def cheapest(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tup
         least = rest + sum(min(getattr(choice, figure) for choice in choices) for choices in others.values())
         if most is not None and least > most:
             name = "max_bytes" if figure == "packed_bytes" else "max_bops"
-            raise ValueError(f"{name} (={most}) must be at least {least}, what the cheapest choices take")
+            raise ValueError(f"{name} (={most}) must be at least {least}, the cost of the cheapest choices")
     flat = [choice for choices in others.values() for choice in choices]
     costs = np.array([choice.cost for choice in flat])
     if not np.isfinite(costs).all():

@@ -205,16 +205,14 @@ def _check_unwrapped(model: nn.Module) -> None:
     """Raise if the whole network is the only child of a wrapper, and would be taken for one block."""
     if isinstance(model, DataParallel | DistributedDataParallel | AveragedModel) or "_orig_mod" in model._modules:
         place = "._orig_mod" if "_orig_mod" in model._modules else ".module"
-        raise TypeError(f"model ({type(model).__name__}) is a wrapper: give the network in it, {place}")
+        raise TypeError(f"model ({type(model).__name__}) is a wrapper: pass the network in it, {place}")
 
 
 def _check_levels(name: str, layer: QuantizedLayer) -> None:
     if maker := computed_by(layer):
         raise TypeError(f"the rounding of {name_of(layer, name)} can't be learned: {maker}")
     if torch.finfo(layer.weight.dtype).bits < 32:
-        raise TypeError(
-            f"{name}.weight is {layer.weight.dtype}, which can't resolve the steps of the learning: call model.float()"
-        )
+        raise TypeError(f"{name}.weight is {layer.weight.dtype}, too coarse to learn its rounding: call model.float()")
     why = why_off_levels(layer) or ("" if has_unit_steps(layer) else "its levels are not evenly spaced around 0")
     if why:
         remedy = way_out(layer, name, "take schemes.lsq with at least 2 bits, or schemes.minmax with symmetric weights")
@@ -226,8 +224,8 @@ def _warn_if_left_out(layers: Mapping[str, QuantizedLayer], blocks: Iterable[nn.
     called = {layer for block in blocks for layer in layers_of(block)}
     if left := [f"'{name}'" for name, layer in layers.items() if layer not in called]:
         warnings.warn(
-            f"reconstruct: {'layer' if len(left) == 1 else 'layers'} {', '.join(left)} had no input, since the model "
-            "did not call them, and keep their weights",
+            f"reconstruct: the model did not call {'layer' if len(left) == 1 else 'layers'} {', '.join(left)}: nothing "
+            "was learned there",
             stacklevel=3,
         )
 
@@ -238,7 +236,7 @@ def _warn_if_on_levels(layers: Mapping[str, QuantizedLayer]) -> None:
     if settled:
         more = f" and {len(settled) - 1} more" if settled[1:] else ""
         warnings.warn(
-            f"all weights of {settled[0]}{more} lie on levels already, so their rounding can't be learned again: "
+            f"all weights of {settled[0]}{more} are already on levels, so their rounding can't be learned again: "
             "convert a copy of the float model, and reconstruct that",
             stacklevel=3,
         )

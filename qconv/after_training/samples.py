@@ -70,10 +70,12 @@ def output_of(model: nn.Module, images: Tensor, output: Output | None = None) ->
         chosen = getattr(given, str(output)) if is_attribute else given[output]
     if not isinstance(chosen, Tensor) or not chosen.ndim:
         if output is not None:
-            raise TypeError(f"output (={output!r}) must give a tensor of outputs for each sample, not {_told(chosen)}")
+            raise TypeError(
+                f"output (={output!r}) must choose a tensor of outputs for each sample, not {_told(chosen)}"
+            )
         raise TypeError(
-            f"{name} must return one tensor of outputs for each sample, not {_told(given)}: choose one by output=, an "
-            "index, a key, or a function that takes what the model returns and gives the tensor"
+            f"{name} must return one tensor of outputs for each sample, not {_told(given)}: choose one by output=, "
+            "an index, a key, or a function that returns the tensor"
         )
     return chosen
 
@@ -134,5 +136,5 @@ def _check_labels(labels: Any, images: Tensor) -> None:
     if labels.shape[:1] != images.shape[:1]:
         raise ValueError(
             f"labels (of shape {tuple(labels.shape)}) must be one for each of the images (of shape "
-            f"{tuple(images.shape)}); to measure without labels, give batches of images alone"
+            f"{tuple(images.shape)}); to measure without labels, pass batches of images only"
         )

@@ -51,7 +51,7 @@ class Settings:
         if self.warmup < 0:
             raise ValueError(f"warmup (={self.warmup}) must not be negative")
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device (={self.device}) is not there: torch sees no GPU")
+            raise ValueError(f"device (={self.device}) is not available: torch finds no GPU")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Crowded(NamedTuple):
                 "(before_sign='identity'), put nn.Hardtanh or nn.PReLU in its place, or a batch norm before the sign"
             )
         if self.high <= 0:
-            return said + "Its levels begin at 0: take a scheme with signed inputs, or put a ReLU before it"
+            return said + "Its levels begin at 0: use a scheme with signed inputs, or put a ReLU before it"
         if self.level == 0:
             return said + "Its range is too wide for them: start it lower, or call qconv.calibrate(model, batches)"
         return said + "Its range does not fit them: call qconv.calibrate(model, batches), or put a batch norm before it"
@@ -82,9 +82,9 @@ def uncalibrated(layer: QuantizedLayer) -> str:
     if layer.input_quantizer.had_data():
         return ""
     return (
-        f"is evaluated before {type(layer.input_quantizer).__name__} has had data: it quantizes inputs in its initial "
-        "range, not in theirs. Call qconv.calibrate(model, batches), or run a training batch in training mode, which "
-        "sets the range"
+        f"is evaluated before {type(layer.input_quantizer).__name__} has had data, so it still has its initial "
+        "range. Call qconv.calibrate(model, batches), or run a training batch in training mode, which sets the "
+        "range"
     )
 
 

@@ -113,4 +113,6 @@ def _of_steps(model: nn.Module, layers: Mapping[str, QuantizedLayer], optimizer:
         remedy = "call qconv.after_every_step(optimizer, model) before the training loop"
         yield Problem("optimizer", f"its steps do not end with qconv.after_step, which {what}: {remedy}")
     for name in left_out(optimizer, model):
-        yield Problem(name, "not held by the optimizer of the weights: make it after qconv.convert, or add_param_group")
+        yield Problem(
+            name, "not in the optimizer of the weights: create it after qconv.convert, or call add_param_group"
+        )

@@ -47,9 +47,9 @@ def _add_model(kinds: Any) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="folder of a run, which must be trusted; a packed model; a name that qconv zoo lists; or MODULE:FUNCTION, "
-        "a function of yours that returns the arguments of qconv.compare_models: float model, quantized model, images, "
-        "and labels if you like",
+        help="folder of a run, which must be trusted; a packed model; a name that qconv zoo lists; or "
+        "MODULE:FUNCTION, your function that returns the arguments of qconv.compare_models: float model, "
+        "quantized model, images, and optional labels",
     )
     parser.add_argument(
         "pictures", metavar="IMAGE", nargs="*", help="image files, for a packed model: to count agreement"
@@ -98,7 +98,7 @@ def _add_train_step(kinds: Any) -> None:
         "--lean", action="store_true", help="also measure each scheme lean: with exact gradients, and with fast ones"
     )
     parser.add_argument(
-        "--peak", action="store_true", help="also measure the peak memory of a step, in processes of their own"
+        "--peak", action="store_true", help="also measure the peak memory of a step, in separate processes"
     )
     parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
     parser.set_defaults(run=_train_step)
@@ -116,7 +116,7 @@ def _add_data(kinds: Any) -> None:
     )
     parser.add_argument("--small", metavar="DIR", help="tree of small images, train/<class>/* and test/<class>/*")
     parser.add_argument("--large", metavar="DIR", help="tree of large images, train/<class>/* and val/<class>/*")
-    parser.add_argument("--prepared", metavar="DIR", help="those of --large as qconv data prepare has written them")
+    parser.add_argument("--prepared", metavar="DIR", help="the images of --large, as written by qconv data prepare")
     parser.add_argument("--batch-size", type=int, default=64, help="images a batch")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds; each times both sides once")
     parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
@@ -202,7 +202,7 @@ def _data(options: argparse.Namespace) -> int:
     if not options.small and not options.large:
         raise ValueError("give --small, --large or both: folders of images")
     if options.prepared and not options.large:
-        raise ValueError("--prepared needs --large, the images that were prepared")
+        raise ValueError("--prepared needs --large, the original images")
     sides = (
         (options.small, data.measure_small),
         (options.large, data.measure_large),

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         columns = [*map(Column, groups[0].differs), *(Column(head, is_right=True) for head in HEADS)]
         rows = [(*group.differs.values(), *cells(group)) for group in groups]
         print("\n".join([title, "", *lines(rows, columns, screen_width())]))
-    others += [(each.folder, "a newer run is the same, with the same seed") for each in left_out]
+    others += [(each.folder, "replaced by a newer run with the same settings and seed") for each in left_out]
     if others:
         print("\nleft out:", file=sys.stderr)
     for folder, reason in others:

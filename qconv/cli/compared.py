@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from ..bench.forms import ModelComparison
 
-LATENT = "the network on its latent weights; it was trained to run with its quantizers, not so"
-OF_FILE = "the network on the quantized weights, which are all that the file has"
+LATENT = "the network with its latent weights, without the quantizers that it was trained with"
+OF_FILE = "the network with its quantized weights; the file has no others"
 NO_PICTURES = "timed on random numbers: name IMAGE files to count agreement"
 
 

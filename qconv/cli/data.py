@@ -21,9 +21,9 @@ def _add_prepare(kinds: Any) -> None:
     parser = kinds.add_parser(
         "prepare",
         help="decode and resize large images once",
-        description="Write the images of SOURCE, resized to a shorter side of --size pixels if theirs is longer, "
-        "into tar files in FOLDER, which data=prepared reads several times as fast while training. After an "
-        "interruption the same command goes on. The files have the format of WebDataset.",
+        description="Write the images of SOURCE into tar files in FOLDER, resized to a shorter side of --size "
+        "pixels if theirs is longer. data=prepared reads them several times as fast in training. After "
+        "an interruption, the same command continues. The files have the format of WebDataset.",
         epilog="example: qconv data prepare imagenet imagenet-256",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -40,8 +40,8 @@ def _add_prepare(kinds: Any) -> None:
         nargs=2,
         type=float,
         metavar=("LOW", "HIGH"),
-        help="values of grey images of more than 8 bits that become black and white, such as 0 4095 of 12 bits in 16 "
-        "(those that their format states)",
+        help="for grey images of more than 8 bits: the pixel values of black and white, such as 0 4095 for 12 bits "
+        "in 16 (default: those of the image's format)",
     )
     parser.add_argument(
         "--broken",

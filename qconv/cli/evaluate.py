@@ -22,9 +22,11 @@ def add(commands: Any) -> None:
         "words",
         metavar="KEY=VALUE",
         nargs="*",
-        help="other values than those in config.yaml, as for training; run_dir=DIR writes evaluation.json there",
+        help="settings that replace those in config.yaml; run_dir=DIR writes evaluation.json there",
     )
-    parser.add_argument("--last", action="store_true", help="the checkpoint of the last epoch, not of the best one")
+    parser.add_argument(
+        "--last", action="store_true", help="use the checkpoint of the last epoch instead of the best one"
+    )
     parser.set_defaults(run=run, more="words")
 
 

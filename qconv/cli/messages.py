@@ -94,7 +94,7 @@ def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
     """The message for ``group=option`` without such a config; it names the nearest, also in subfolders."""
     group, _, name = wanted.partition("/")
     if group == "hydra":
-        more = "others are packages of their own, such as hydra-joblib-launcher"
+        more = "others are separate packages, such as hydra-joblib-launcher"
         return f"{otherwise.rstrip()}\n{remedy('hydra_plugins')} adds those of submitit and Optuna; {more}"
     here = folder() / group
     files = {str(path.relative_to(here).with_suffix("")) for path in here.rglob("*.yaml")}

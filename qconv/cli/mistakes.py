@@ -148,7 +148,7 @@ def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
             for name in others:
                 del node[name]
         if others:
-            told.append(f"{place}: {node['_target_']} does not take {', '.join(others)} of the default: left out")
+            told.append(f"{place}: ignored {', '.join(others)} of the default, which {node['_target_']} does not take")
     return told
 
 

@@ -24,7 +24,7 @@ def config_of(arguments: Sequence[str]) -> DictConfig | None:
     from ..training.go_on import config_to_go_on, finished
 
     if flags := [word for word in arguments if word.startswith("-")]:
-        raise ValueError(f"{flags[0]} can't be given with {WORD}RUN, which goes on with the run as it is")
+        raise ValueError(f"{flags[0]} can't be given with {WORD}RUN, which continues the run as it is")
     named = [word.lstrip("+").removeprefix(WORD) for word in arguments if word.lstrip("+").startswith(WORD)]
     words = [word for word in arguments if not word.lstrip("+").startswith(WORD)]
     if len(named) > 1 or not named[0]:

@@ -62,6 +62,6 @@ class Source:
             return torch.stack([self.predictor.read(path) for path in pictures])
         if not self.is_run:
             raise ValueError(
-                f"give images after {self.path}, such as {self.path} *.jpg: only the folder of a run knows its own"
+                f"name image files after {self.path}, such as {self.path} *.jpg: only a run's folder has its own images"
             )
         return self.run.examples(count, split)

@@ -11,30 +11,30 @@ from .configs import folder, scheme_defaults
 
 NARROWEST, WIDEST = 60, 120
 LEFT = 38  # columns of an example or a group
-ABOUT = "Train a quantized convolutional network, test it, and write all files into the folder of the run."
+ABOUT = "Train a quantized convolutional network, test it, and write all files into the run's folder."
 EXAMPLES = (
     ("(nothing)", "the default: a binary network on handwritten digits"),
     ("scheme=bwn", "another quantization scheme"),
     ("scheme=shift_q scheme.weight_bits=4", "with its arguments"),
     ("model=resnet20 optimizer.lr=0.005", "another network, another learning rate"),
     ("'skip=[first,last,fc]' seed=2", "which layers stay float"),
-    ("scheme=lsq first_last=w8a8", "the first and the last layer at 8 bits"),
-    ("scheme=dorefa grad_quantizer=int8", "gradients of 8 bits"),
+    ("scheme=lsq first_last=w8a8", "8 bits for the first and the last layer"),
+    ("8-bit gradients", "gradients of 8 bits"),
     ("'overrides={blocks.1.*:{_target_:qconv.schemes.bwn}}'", "another scheme for some layers"),
     ("experiment=digits_resnet20_bwn", "a whole recipe"),
     ("data=image_folder data.root=pictures", "your own images, a folder for each class"),
     ("-m scheme=identity,bwn,bnn seed=1,2,3", "a sweep, with a table at its end"),
-    ("resume=outputs/…", "go on with the run in this folder"),
-    ("resume=outputs/… trainer.max_epochs=40", "and for more epochs"),
-    ("ckpt_path=outputs/…/checkpoints/last.ckpt", "resume; other arguments as for the first run"),
-    ("ckpt_path=last", "the same from the last run of these arguments, if there is one"),
+    ("resume=outputs/…", "continue the run in this folder"),
+    ("continue it for more epochs", "and for more epochs"),
+    ("ckpt_path=outputs/…/checkpoints/last.ckpt", "continue from this checkpoint; repeat the first run's arguments"),
+    ("ckpt_path=last", "continue the last run with these arguments, or start one"),
     ("evaluate=outputs/…/checkpoints/best.ckpt", "test this checkpoint; simpler: qconv evaluate RUN"),
 )
 FLAGS = (
-    ("--config-dir DIR", "also take the configs in a folder of yours, such as DIR/scheme/mine.yaml"),
+    ("--config-dir DIR", "also use your own configs, such as DIR/scheme/mine.yaml"),
     ("--cfg job", "show the composed config and stop"),
     ("--hydra-help", "all flags of Hydra, which composes the config"),
-    ("HYDRA_FULL_ERROR=1", "in the environment: show the whole traceback of an error"),
+    ("HYDRA_FULL_ERROR=1", "environment variable: show the whole traceback of an error"),
 )
 
 

@@ -28,7 +28,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--onnx",
         metavar="FILE",
-        help="compare what ONNX Runtime makes of this file with the trained model instead; status 1 if a class differs",
+        help="compare this file's outputs in ONNX Runtime with the trained model instead; status 1 if a predicted "
+        "class differs",
     )
     parser.set_defaults(run=run, more="pictures")
 

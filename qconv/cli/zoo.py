@@ -9,9 +9,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "zoo",
         help="list the trained networks that come with qconv",
-        description="List the trained networks that come with qconv, or show the card of one: what it was trained on, "
-        "how, and what it reached. predict, summary, bench model, verify and export --to onnx take its name in place "
-        "of a run; verify and export need images of yours after it.",
+        description="List the trained networks that come with qconv, or show the card of one: its training data, "
+        "its training, and its results. predict, summary, bench model, verify and export --to onnx "
+        "accept its name in place of a run; verify and export need your own images after it.",
         epilog="example: qconv zoo smallcnn-bnn-digits",
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="show the card of this network")

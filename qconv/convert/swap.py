@@ -162,8 +162,8 @@ def convert(
     check_module(model)
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError(
-            "model is wrapped in DistributedDataParallel, which does not synchronize parameters that come later, such "
-            "as the steps that a scheme learns: convert the model first, then wrap it"
+            "model is wrapped in DistributedDataParallel, which does not synchronize parameters added later, such "
+            "as learned step sizes: convert the model first, then wrap it"
         )
     with while_not_lean(model):
         made = plan_of(

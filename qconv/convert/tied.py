@@ -22,8 +22,8 @@ def check_fits(
         raise ValueError(f"{name_of(layer, at[0])}: {error}") from error
     if scheme.weight().replaces_weight and layer.weight in tied:
         raise ValueError(
-            f"{name_of(layer, at[0])}: its weight is tied to another module's, and {scheme.name} would "
-            "replace it by tensors of its own; leave one of them float by skip or overrides"
+            f"{name_of(layer, at[0])}: its weight is tied to another module's, and {scheme.name} replaces it by "
+            "its own tensors: leave one of the layers float by skip or overrides"
         )
 
 

@@ -94,7 +94,7 @@ def left_out(folders: Sequence[Path]) -> tuple[str, ...]:
         return ()
     kinds = Counter(path.suffix.lower() or "without a suffix" for path in others if path.is_file())
     within = sum(path.is_dir() for path in others)
-    parts = [f"{within} folder{'s' * (within > 1)} in folders of classes"] if within else []
+    parts = [f"{within} nested folder{'s' * (within > 1)} (only <class>/* is read)"] if within else []
     for kind, count in kinds.most_common():
         remedy = f" ({HEIF_REMEDY} to read them)" if kind in HEIF_SUFFIXES else ""
         parts.append(f"{count} {kind}{remedy}")

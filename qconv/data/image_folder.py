@@ -172,7 +172,7 @@ class ImageFolderDataModule(PicturesDataModule):
         if passing := {index: error for index, error in problems.items() if isinstance(error, ReadingError)}:
             raise BrokenPictureError(_told(passing, files, "can't be read"))
         if problems:
-            told = _told(problems, files, "are no whole image")
+            told = _told(problems, files, "are damaged or are not images")
             if self.broken == "fatal":
                 raise BrokenPictureError(f"{told}; repair or remove them, or leave them out by data.broken=skip")
             left_out.append(f"left out: {told}")
@@ -181,9 +181,9 @@ class ImageFolderDataModule(PicturesDataModule):
         labels = torch.tensor([label for _, label in files])
         left = Counter(labels[kept].tolist())
         if name == "train" and (empty := [c for i, c in enumerate(self.classes) if not left[i]]):
-            raise BrokenPictureError(f"class {empty[0]!r} has no whole training image")
+            raise BrokenPictureError(f"class {empty[0]!r} has no readable training image")
         if not left:
-            raise BrokenPictureError(f"data.root (={self.root}): {name} has no whole image")
+            raise BrokenPictureError(f"data.root (={self.root}): {name} has no readable image")
         return Pictures(images[kept] if problems else images, labels[kept])
 
 
@@ -224,7 +224,7 @@ def read_cache(path: Path) -> Decoded | None:
         splits = {name: Pictures(*pictures) for name, pictures in content["splits"].items()}
         return Decoded(splits, content["left_out"])
     except (DamagedFileError, AttributeError, LookupError, TypeError) as error:  # the last three: it holds other data
-        terminal().print(f"{error}: it is made anew")
+        terminal().print(f"{error}: the images are decoded again")
         return None
 
 

@@ -54,7 +54,7 @@ def decode_on(device: torch.device, files: Sequence[bytes]) -> list[Tensor | Dec
             found[number] = error
     if failure is not None and not any(isinstance(each, DecodingError) for each in found.values()):
         warnings.warn(
-            f"{device} could not decode JPEG files, and the CPU did, one after another: {reason(failure)}; "
+            f"{device} could not decode JPEG files, so the CPU decoded them one by one: {reason(failure)}; "
             "data.decode=cpu decodes in threads",
             stacklevel=2,
         )

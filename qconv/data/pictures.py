@@ -140,7 +140,9 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
     count = len(labels)
     taken = round(size * count) if isinstance(size, float) else size
     if not 0 < taken < count:
-        raise ValueError(f"val_size (={size}) must leave some of the {count} training images, and take some")
+        raise ValueError(
+            f"val_size (={size}) must take at least one of the {count} training images, and leave at least one"
+        )
     order = torch.randperm(count, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
     order = order[labels[order].argsort(stable=True)]  # class by class, each shuffled
     steps = torch.arange(count + 1, device="cpu") * taken // count

@@ -105,7 +105,7 @@ def prepare_pictures(
     check_nothing_left_out(folder, prepared, tree, broken)
     left = Counter(prepared.splits["train"].labels.tolist())
     if empty := [name for label, name in enumerate(tree.classes) if not left[label]]:
-        raise BrokenPictureError(f"class {empty[0]!r} has no whole training image")
+        raise BrokenPictureError(f"class {empty[0]!r} has no readable training image")
     write_index(folder, prepared)
     return prepared
 
@@ -206,7 +206,7 @@ class Part(NamedTuple):
                 raise BrokenPictureError(f"{path} can't be read ({data})")
             elif broken == "fatal":
                 remedy = "repair or remove it, or leave out such files (--broken skip)"
-                raise BrokenPictureError(f"{path} is no whole image ({data}); {remedy}")
+                raise BrokenPictureError(f"{path} is damaged or not an image ({data}); {remedy}")
             else:
                 terminal().print(f"left out: {path} ({data})", soft_wrap=True)
 

@@ -130,7 +130,7 @@ def read_index(folder: Path) -> Prepared:
     """
     path = folder / INDEX
     if not path.is_file():
-        what = "was not prepared to its end: give the command again" if folder.is_dir() else "there is no such folder"
+        what = "is not finished: run the command again" if folder.is_dir() else "there is no such folder"
         raise FileNotFoundError(f"data.root (={folder}): {what} (qconv data prepare SOURCE {folder})")
     content = load_tensors(path, "index")
     if not isinstance(content, dict) or content.get("version") != VERSION:

@@ -54,7 +54,9 @@ def load_tensors(path: str | os.PathLike[str], what: str) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise DamagedFileError(f"{what} {path}: holds more than tensors and plain values, not loaded") from error
+        raise DamagedFileError(
+            f"{what} {path}: not loaded, because it holds more than tensors and plain values"
+        ) from error
     except (RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise DamagedFileError(f"{what} {path}: the file is damaged ({str(error).splitlines()[0]})") from error
 

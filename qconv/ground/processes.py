@@ -39,8 +39,8 @@ def check_alone(what: str) -> None:
     """Raise a RuntimeError if there are several processes, which would each come to another result."""
     if (count := process_count()) > 1:
         raise RuntimeError(
-            f"{what} works in one process, here are {count} (torch.distributed): call it in a program of its own, save "
-            "what it gives, and load that in all processes"
+            f"{what} works in one process, but there are {count} (torch.distributed): run it in a separate "
+            "program, save the result, and load it in all processes"
         )
 
 
@@ -133,7 +133,7 @@ def meet(place: str, where: str) -> None:
                 raise _apart(where, f"process {other} has gone on to the backward without it")
         if time.monotonic() > until:
             missing = [other for other in range(size) if not store.check([f"qconv/{other}/{turn}"])]
-            raise _apart(where, f"process {missing[0]} has not come there within {store.timeout}")
+            raise _apart(where, f"process {missing[0]} did not arrive within {store.timeout}")
     for other in range(size):
         if other != rank:
             _compare(store, other, turn, place, where)

@@ -101,12 +101,12 @@ def opened(file: str | os.PathLike[str] | bytes) -> Iterator[ImageFile]:
         if _start(file)[4:12] in HEIF_BRANDS:
             raise DecodingError(f"it is a HEIC image: {HEIF_REMEDY}") from error
         if _start(file)[:4] in TIFF_STARTS:
-            kind = "it is a TIFF image that is damaged, or whose kind of pixels PIL does not read"
+            kind = "it is a damaged TIFF image, or has pixels of a kind that PIL does not read"
             raise DecodingError(f"{kind}: store it as grey of 8 or 16 bits, or as RGB of 8") from error
-        raise DecodingError("it is no image of a known format") from error
+        raise DecodingError("it is not an image of a known format") from error
     except UNREADABLE as error:
         if _may_pass(error):
-            raise ReadingError(f"{reason(error)}; the file may be whole: try again") from error
+            raise ReadingError(f"{reason(error)}; the file may be intact: try again") from error
         raise DecodingError(reason(error)) from error
 
 

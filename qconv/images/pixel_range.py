@@ -44,7 +44,8 @@ def in_8_bits(picture: ImageFile, pixel_range: PixelRange | None) -> Image.Image
         check_levels(values, grey)
     else:
         raise ValueError(
-            f"its pixels are {kind(picture)}, and nothing says which are black and white: in training, {REMEDY}"
+            f"its pixels are {kind(picture)}, and their values of black and white are not known: in training, set "
+            f"{REMEDY}"
         )
     return Image.fromarray(255 - grey if tag(picture, PHOTOMETRIC, 1) == ZERO_IS_WHITE else grey)
 
@@ -92,7 +93,7 @@ def scaled(values: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
     low, high = pixel_range
     steps = (values.astype(np.float64) - low) * (256 / (high - low))
     if np.isnan(steps).any():
-        raise ValueError("some of its pixels are no numbers (NaN)")
+        raise ValueError("some of its pixels are NaN")
     return steps.clip(0, 255).astype(np.uint8)
 
 
@@ -101,8 +102,8 @@ def check_levels(values: np.ndarray, grey: np.ndarray) -> None:
     left = len(np.unique(grey))
     if left < FEW and 2 * left < (found := len(np.unique(values))):
         raise ValueError(
-            f"{left} of {found} grey levels would be left, of values up to {values.max():,.0f}: in training, "
-            f"{REMEDY} says which are black and white, such as [0,4095] of 12 bits ([0,65535] takes them as they are)"
+            f"{left} of {found} grey levels would be left, of values up to {values.max():,.0f}: in training, set "
+            f"black and white by {REMEDY}, such as [0,4095] for 12 bits ([0,65535] keeps the values)"
         )
 
 
@@ -111,11 +112,11 @@ def check_colours(picture: Image.Image, pixel_range: PixelRange | None) -> None:
     colours: Any = picture.getextrema()
     if pixel_range is None and all(most < DARK for _, most in colours[:3]):
         raise ValueError(
-            "its colours have 16 bits, of which the upper 4 are 0 and PIL reads the upper 8: store it with 8 bits "
-            "(or if it is just dark, in training, data.pixel_range=[0,65535])"
+            "its colours have 16 bits, the upper 4 bits are 0, and PIL reads only the upper 8: store it with 8 "
+            "bits (or in training, if the image is just dark, set data.pixel_range=[0,65535])"
         )
     if pixel_range is not None and tuple(pixel_range) != FULL_RANGE:
         raise ValueError(
-            f"its colours have 16 bits, of which PIL reads the upper 8, and data.pixel_range (={list(pixel_range)}) "
-            "is of grey images alone: store it with 8 bits"
+            "its colours have 16 bits, of which PIL reads the upper 8, and data.pixel_range "
+            f"(={list(pixel_range)}) is only for grey images: store it with 8 bits"
         )

@@ -220,11 +220,11 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
         )
     if needed and needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise ValueError(
-            f"model ({type(model).__name__}) takes {needed[0].name} by name alone: a frozen model takes one tensor by "
-            "its place. Take the * out of its forward"
+            f"model ({type(model).__name__}) takes {needed[0].name} only by name, but a frozen model takes one "
+            "tensor by position: remove the * from its forward"
         )
     if any(isinstance(module, IntegerLayer | FrozenModel) for module in model.modules()):
-        raise ValueError("model is frozen already")
+        raise ValueError("model is already frozen")
     exact = [name for name, module in model.named_modules() if isinstance(module, Quantizer)]  # scales may be float64
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not tensor.is_floating_point():

@@ -84,21 +84,21 @@ class FrozenPart(nn.Module):
                 return held["_plain"][name]
             if name.startswith("__") or name not in held.get("_known", ()):
                 raise
-        raise self._refusal(f"is frozen as a whole, and its {name} is read beside")
+        raise self._refusal(f"is frozen as a whole, but its {name} is read separately")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_known" in self.__dict__ and name not in _OF_MODULES:
-            raise self._refusal(f"is frozen as a whole, and its {name} is set beside")
+            raise self._refusal(f"is frozen as a whole, but its {name} is set separately")
         super().__setattr__(name, value)
 
     def __len__(self) -> int:
-        raise self._refusal("is frozen as a whole, and its length is read beside")
+        raise self._refusal("is frozen as a whole, but its length is read separately")
 
     def __iter__(self) -> Any:
-        raise self._refusal("is frozen as a whole, and its modules are read beside")
+        raise self._refusal("is frozen as a whole, but its modules are read separately")
 
     def __getitem__(self, index: Any) -> Any:
-        raise self._refusal(f"is frozen as a whole, and its [{index}] is read beside")
+        raise self._refusal(f"is frozen as a whole, but its [{index}] is read separately")
 
     def __bool__(self) -> bool:
         return True  # whatever its length

@@ -18,8 +18,8 @@ from ..packed.tensors import joined
 from .parts import FrozenPart, ReadBeside
 from .tracing import NotTraceable, trace
 
-_LOOKED_AT = "the forward around it looks at more than what it gives"
-_NOT_REACHED = "the forward around it calls it by a reference of its own, such as one in a list"
+_LOOKED_AT = "the forward around it uses more than its output"
+_NOT_REACHED = "the forward around it calls it by another reference, such as one in a list"
 
 
 LARGE = 64
@@ -191,7 +191,7 @@ class _Watch:
         try:
             is_equal = _equal(wanted, _flat(self.part(*args, **kwargs)))
             if not is_equal or called != self.calls:
-                what = "calls other layers" if is_equal else "gives something else"
+                what = "calls other layers" if is_equal else "gives another result"
                 self.unequal[self.part._path] = f"its trace {what}"
         except ReadBeside as error:
             self.unequal[self.part._path] = str(error).partition(":")[0]

@@ -108,7 +108,7 @@ class Rewriter:
             called = modules.get(target) if node.op == "call_module" else None
             for module in () if called is None else called.modules():
                 if module is not called and isinstance(module, QuantizedLayer | _ConvNd):
-                    reasons[module] = f"it stands in '{target}' ({type(called).__name__}), whose forward stays Python"
+                    reasons[module] = f"it is in '{target}' ({type(called).__name__}), whose forward stays Python"
         return reasons
 
     def run(self) -> None:
@@ -235,7 +235,7 @@ class Rewriter:
         readers = list(last.users)
         layers = [self.of(reader) for reader in readers]
         if not readers or not all(isinstance(layer, QuantizedLayer) for layer in layers):
-            raise _StaysFloat("what follows is not a quantized layer alone")
+            raise _StaysFloat("not only a quantized layer follows it")
         for reader, layer in zip(readers, layers, strict=True):
             if layer in self.beside:
                 raise _StaysFloat(f"'{reader.target}' after it stays as it was trained")

@@ -88,8 +88,8 @@ class Verification:
             return "equal"
         where = f"what follows '{self.last}', the last quantized layer," if self.last else "the network"
         return (
-            f"not equal: {where} gives outputs that are off by up to {self.guided:.1e}, {self.of_bound:.3g} times what "
-            "rounding explains"
+            f"not equal: {where} has outputs that are off by up to {self.guided:.1e}, {self.of_bound:.3g} times "
+            "what rounding explains"
         )
 
 

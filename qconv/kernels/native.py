@@ -40,8 +40,8 @@ def kernels() -> ModuleType | None:
     """Return the compiled module, or None, with one warning, if qconv was installed without a C compiler."""
     if _binary is None:
         logging.getLogger("qconv").warning(
-            "qconv was installed without its C kernels: binary convolutions are exact, but slow, by torch's operators. "
-            "Install a C compiler and Python's headers, then qconv again."
+            "qconv was installed without its C kernels, so binary convolutions run on torch's operators: exact, "
+            "but slow. Install a C compiler and Python's headers, then reinstall qconv."
         )
     return _binary
 

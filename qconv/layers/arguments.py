@@ -34,8 +34,8 @@ def checked(scheme: Scheme | None) -> Scheme:
         raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme; qconv.schemes has {known}")
     if scheme.starts is not None:
         raise ValueError(
-            f"scheme (={scheme}) begins at a different time in each layer: qconv.convert gives a model's layers "
-            "theirs; for one layer, use scheme.at_depth(depth)"
+            f"scheme (={scheme}) begins at a different time in each layer: use qconv.convert for a model; for one "
+            "layer, use scheme.at_depth(depth)"
         )
     return scheme
 
@@ -48,7 +48,7 @@ def check_input(layer: "QuantizedLayer", input: Tensor) -> None:
         ValueError: a device other than the weight's.
     """
     if not isinstance(input, Tensor):
-        raise TypeError(f"input ({type(input).__name__}) must be a tensor, such as torch.as_tensor makes")
+        raise TypeError(f"input ({type(input).__name__}) must be a tensor, such as torch.as_tensor(input)")
     weight = stored_weight(layer)
     if not input.is_floating_point():
         raise TypeError(f"input has dtype {input.dtype}; it must be a floating dtype: call input.to({weight.dtype})")

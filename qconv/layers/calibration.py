@@ -35,7 +35,7 @@ def calibrate(layer: "QuantizedLayer", input: Tensor, settles: bool) -> None:
     seen.observe(input)
     (wrong,) = sum_over_processes([not seen.is_finite], stored_weight(layer).device)
     if wrong:
-        raise ValueError(f"the input of {name_of(layer)} has NaN or inf: nothing can be calibrated with it")
+        raise ValueError(f"the input of {name_of(layer)} has NaN or inf: it can't be calibrated with it")
     initialize = None if seen.is_blank else partial(layer.input_quantizer.initialize, input.detach())
     _set(layer, initialize, settles or is_distributed())
 
@@ -44,18 +44,19 @@ def lost(layer: "QuantizedLayer", tensors: Iterable[Tensor]) -> str:
     """Why what this forward wrote to the layer's ``tensors`` would be lost; empty if it would stay."""
     if layer.__dict__.get("_is_replica"):
         return (
-            f"{name_of(layer)} is a replica of DataParallel, which is thrown away after the forward: call "
+            f"{name_of(layer)} is a replica of DataParallel, which is discarded after the forward: call "
             "qconv.calibrate(model, batches) before training, or use DistributedDataParallel"
         )
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore
         return (
             f"{name_of(layer)} runs inside a transform of torch.func, which can't change its state: call "
-            "qconv.calibrate(model, batches) before"
+            "qconv.calibrate(model, batches) first"
         )
     if any(type(tensor) is Tensor for tensor in tensors):
         return (
-            f"{name_of(layer)} runs with other tensors in place of its parameters (as by torch.func.functional_call), "
-            "which are thrown away: its range can't be set from this batch, call qconv.calibrate(model, batches) before"
+            f"{name_of(layer)} runs with other tensors in place of its parameters (as by "
+            "torch.func.functional_call), which are discarded, so its range can't be set from this batch: call "
+            "qconv.calibrate(model, batches) first"
         )
     return ""
 

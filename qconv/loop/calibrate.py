@@ -115,7 +115,7 @@ def calibrate_layers(
     for name, is_wrong in zip(layers, wrong, strict=True):
         if is_wrong:
             raise ValueError(
-                f"the input of {name_of(layers[name], name)} has NaN or inf: nothing can be calibrated with it"
+                f"the input of {name_of(layers[name], name)} has NaN or inf: it can't be calibrated with it"
             )
     # Called by all processes, even if their own batches did not reach the layer.
     seen = [name for name, number in zip(layers, reached, strict=True) if number]
@@ -123,15 +123,15 @@ def calibrate_layers(
     if blank := [name for name in seen if name not in done]:
         names = ", ".join(f"'{name}'" for name in blank)
         warnings.warn(
-            f"calibrate: {'layer' if len(blank) == 1 else 'layers'} {names} saw inputs without a range, such as equal "
-            "values only, and could not be calibrated: give calibrate other or more batches",
+            f"calibrate: {'layer' if len(blank) == 1 else 'layers'} {names} could not be calibrated: the inputs have "
+            "no range, such as equal values only. Pass other or more batches",
             stacklevel=3,
         )
     if unseen := [name for name in layers if name not in seen and not layers[name].input_quantizer.calibrated]:
         names = ", ".join(f"'{name}'" for name in unseen)
         warnings.warn(
-            f"calibrate: {'layer' if len(unseen) == 1 else 'layers'} {names} had no input, since the model did not "
-            "call them, and still wait for data",
+            f"calibrate: the model did not call {'layer' if len(unseen) == 1 else 'layers'} {names}: nothing was "
+            "calibrated there",
             stacklevel=3,
         )
     _tell({name: quantized[name] for name in counts}, counts.values(), device)

@@ -15,8 +15,8 @@ SHARE = 0.01
 LISTED = 8
 """The number of layers that a message names."""
 REMEDY = (
-    "schemes whose inputs may be negative are lsq, lsq_plus, dsq, minmax, percentile and fp8: take one of them by "
-    "overrides, or put a ReLU before these layers"
+    "schemes for negative inputs are lsq, lsq_plus, dsq, minmax, percentile and fp8: use one of them in overrides, "
+    "or put a ReLU before these layers"
 )
 
 
@@ -52,15 +52,15 @@ def tell(found: Mapping[str, Negative]) -> None:
     small = [name for name, negative in many.items() if negative.signed is False]
     cut = [name for name, negative in many.items() if negative.signed is None]
     if signed:
-        text = f"levels on both sides of 0, as inputs are negative, in {_layers(len(signed))}: {_listed(found, signed)}"
+        text = f"using signed levels in {_layers(len(signed))}, because inputs are negative: {_listed(found, signed)}"
         if small:
-            text += f"; levels from 0 on in {_listed(found, small)}, whose negative inputs are small"
+            text += f"; using unsigned levels in {_listed(found, small)}, because negative inputs are small"
         logging.getLogger("qconv").warning("%s", text)  # shown without a set-up of logging, and no fault
     elif small:
-        text = f"levels from 0 on, as negative inputs are small: {_listed(found, small)}"
+        text = f"using unsigned input levels, because negative inputs are small: {_listed(found, small)}"
         logging.getLogger("qconv").warning("%s", text)
     if cut:
-        lead = f"negative inputs are clipped to 0 in {_layers(len(cut))}, whose method has no levels below 0"
+        lead = f"negative inputs are clipped to 0 in {_layers(len(cut))}, because the method has no levels below 0"
         warnings.warn(f"{lead}: {_listed(found, cut)}; {REMEDY}", stacklevel=3)
 
 

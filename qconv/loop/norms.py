@@ -35,9 +35,9 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
         names, norm = ", ".join(f"'{named[norm]}'" for norm in doubtful), doubtful[0]
         batches = int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0
         warnings.warn(
-            f"the running statistics of batch norm {names} are taken for initial ones in part (of the first after "
-            f"{batches} batches with momentum {norm.momentum}): each batch is normalized with its own, as in training. "
-            "If they are those of data, as from update_bn, say so: norm.num_batches_tracked.fill_(10**9)",
+            f"batch norm {names} has seen only {batches} batches (momentum {norm.momentum}), so each batch is "
+            "normalized with its own statistics, as in training. If the running statistics are valid, as after "
+            "update_bn, call norm.num_batches_tracked.fill_(10**9) first",
             stacklevel=3,
         )
     kept = {norm: (norm.running_mean, norm.running_var, norm.track_running_stats) for norm in norms}

@@ -121,8 +121,8 @@ def _check_learned(model: nn.Module, learned: Sequence[Tensor], wait: bool = Fal
         return
     name = next(name for name, parameter in model.named_parameters() if parameter is wrong)
     raise FloatingPointError(
-        f"an optimizer's step has made NaN or inf of {name}, which stays so: the training diverges. Start again from "
-        "before with a smaller learning rate or clipped gradients (torch.nn.utils.clip_grad_norm_)"
+        f"an optimizer step left NaN or inf in {name}: the training has diverged. Restart from an earlier state "
+        "with a smaller learning rate or clipped gradients (torch.nn.utils.clip_grad_norm_)"
     )
 
 
@@ -152,9 +152,9 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     if names := left_out(inside, model):
         more = f" and {len(names) - 1} other parameter{'s' * (len(names) > 2)}" if len(names) > 1 else ""
         warnings.warn(
-            f"the optimizer holds weights, but not what their schemes learn beside them: {names[0]}{more}. Make it "
-            "after qconv.convert, or call optimizer.add_param_group; requires_grad_(False) says that nothing is to "
-            "change. Ignore this if another optimizer trains them",
+            f"the optimizer lacks parameters that the schemes of its weights learn: {names[0]}{more}. Create it "
+            "after qconv.convert, or call optimizer.add_param_group. If they should not change, call "
+            "requires_grad_(False). Ignore this if another optimizer trains them",
             stacklevel=2,
         )
     return inside.register_step_post_hook(_AfterStep(model))
@@ -329,8 +329,8 @@ def check_final(model: nn.Module, argument: str) -> None:
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLayer) and not all(each.is_final for each in module.quantizers().values()):
             raise ValueError(
-                f"{argument}: {name_of(module, name)} changes in the course of the training, so that its cost now is "
-                "not that of its end: give the scheme of its last stage, or one that does not change"
+                f"{argument}: {name_of(module, name)} changes during training, so its cost now is not its final "
+                "cost: pass the scheme of its last stage, or one that does not change"
             )
 
 

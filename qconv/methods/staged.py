@@ -37,7 +37,7 @@ def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
         for name in ("padding_value", "scale_map", "backward_weight"):
             value, asked = getattr(scheme, name), getattr(last, name)
             if value != asked:
-                raise ValueError(f"{name} (={value!r}) of {scheme} must be that of {last} (={asked!r}) in stages")
+                raise ValueError(f"{name} (={value!r}) of {scheme} must equal that of {last} (={asked!r}) in stages")
     weight: Factory = partial(Stages, [(start, scheme.weight) for start, scheme in stages])
     weight()  # raise on wrong stages here, not when the first layer is built
     name = ", ".join(f"({start:g}, {scheme})" for start, scheme in stages)
@@ -122,7 +122,7 @@ def layerwise(
 
 def _check_not_layerwise(scheme: Scheme) -> None:
     if scheme.starts is not None:
-        raise ValueError(f"scheme (={scheme}) must not be layerwise: its layers already begin at times of their own")
+        raise ValueError(f"scheme (={scheme}) must not be layerwise: its layers already begin at different times")
 
 
 def _range(name: str, value: Sequence[float]) -> tuple[float, float]:

@@ -42,7 +42,7 @@ def of_other_sizes(model: nn.Module, example: Tensor) -> list[Tensor]:
             except (RuntimeError, ValueError, IndexError, AssertionError) as error:
                 where = f"'{names[-1]}'" if names[-1] else "its forward"
                 words = (str(error) or type(error).__name__).splitlines()[0]
-                reason = f"with {_by(other)}, {where} says: {words}"
+                reason = f"with {_by(other)}, {where} raises: {words}"
     if not found:
         raise ValueError(
             f"any_size: model ({type(model).__name__}) takes no images of another size than {_by(example)}: {reason}"
@@ -68,8 +68,8 @@ def compare_sizes(model: nn.Module, content: bytes, example: Tensor, others: lis
             raise ValueError(f"any_size: the file would fail for images of {_by(images)}: {reason}") from error
         if got.shape != wanted.shape:
             raise ValueError(
-                f"any_size: for images of {_by(images)} the file would give {tuple(got.shape)}, and model "
-                f"({type(model).__name__}) gives {tuple(wanted.shape)}"
+                f"any_size: for images of {_by(images)} the file would return shape {tuple(got.shape)}, and model "
+                f"({type(model).__name__}) {tuple(wanted.shape)}"
             )
         return float((got - wanted).abs().mean() / wanted.abs().mean().clamp(min=1e-30))
 
@@ -79,8 +79,9 @@ def compare_sizes(model: nn.Module, content: bytes, example: Tensor, others: lis
         if not error <= max(_MORE * usual, _LEAST):
             raise ValueError(
                 f"any_size: for images of {_by(other)} the file's outputs would be off by {error:.2%} of those of "
-                f"model ({type(model).__name__}), and by {usual:.2%} at the example's size ({_by(example)}): torch's "
-                "exporter writes something for this size alone, such as AdaptiveAvgPool2d to more than one number"
+                f"model ({type(model).__name__}), and by {usual:.2%} at the example's size ({_by(example)}): "
+                "torch's exporter wrote an operator for this size only, such as AdaptiveAvgPool2d to more than "
+                "one number"
             )
 
 

@@ -143,8 +143,8 @@ def export_onnx(
         if isinstance(program.model.graph.inputs[0].shape[dim], int):
             what, made = ("batch's size", "len(x) or ") if dim == 0 else (name, "")
             raise ValueError(
-                f"model ({type(model).__name__}) makes a Python number of the {what}, with which the file "
-                f"would take no other: use x.shape[{dim}] as it is, in place of {made}int(x.shape[{dim}])"
+                f"model ({type(model).__name__}) makes a Python number of the {what}, which would then be fixed in "
+                f"the file: use x.shape[{dim}] as it is, in place of {made}int(x.shape[{dim}])"
             )
     for node in program.model.graph:  # where in Python it was made
         node.metadata_props.clear()
@@ -165,8 +165,8 @@ def export_onnx(
             check_operators(content, program.exported_program, images)
     except ValueError as error:
         raise ValueError(
-            f"model ({type(model).__name__}): its ONNX file would be wrong, so that none was written: {error}. torch's "
-            "exporter or ONNX Runtime has a fault there: use another operator in its place"
+            f"model ({type(model).__name__}): its ONNX file would be wrong, so none was written: {error}. This is "
+            "a fault of torch's exporter or ONNX Runtime: use another operator"
         ) from error
     with atomic_file(path) as file:
         file.write(written)

@@ -41,7 +41,7 @@ def check_operators(file: Any, program: ExportedProgram, input: Tensor) -> None:
         values = session.run(list(names.values()), {file.graph.input[0].name: input.numpy()})
     except Exception as error:  # its own kinds
         reason = str(error).splitlines()[0]
-        raise ValueError(f"with an input of shape {tuple(input.shape)}, ONNX Runtime says: {reason}") from error
+        raise ValueError(f"with an input of shape {tuple(input.shape)}, ONNX Runtime reports: {reason}") from error
     found = {node: torch.from_numpy(value) for node, value in zip(names, values, strict=True)}
     _Compared(program, found).run(*_tensors(program, input))
 
@@ -101,7 +101,7 @@ def _by_definition(inputs: list[Tensor], name: str, *_: Any) -> Tensor:
 def _difference(wanted: Tensor, got: Tensor, given: list[Tensor]) -> str:
     """In words, if rounding does not explain it; ONNX's operators may make anything of NaN."""
     if got.shape != wanted.shape:
-        return f"gives {tuple(got.shape)} there, in torch {tuple(wanted.shape)}"
+        return f"has shape {tuple(got.shape)} there, and {tuple(wanted.shape)} in torch"
     numbers = [each.double() for each in (wanted, *given) if each.numel()]
     if not wanted.numel() or any(bool(each.isnan().any()) for each in numbers):
         return ""

@@ -77,7 +77,7 @@ class Bop(Optimizer):
         """Add a group; in a binary one the weights become their signs."""
         binary = param_group.get("binary", False)
         if "gamma" in param_group:
-            raise ValueError(f"gamma (={param_group['gamma']}) of a group must be written lr, for schedules to find it")
+            raise ValueError(f"gamma (={param_group['gamma']}) of a group must be given as lr, where schedules find it")
         if binary and param_group.get("weight_decay"):
             decay = param_group["weight_decay"]
             raise ValueError(f"weight_decay (={decay}) of a binary group must be 0: ±1 has no size to decay")
@@ -108,7 +108,7 @@ class Bop(Optimizer):
                 if parameter.grad.layout is not torch.strided:
                     shape = tuple(parameter.shape)
                     raise TypeError(
-                        f"the gradient of a parameter of shape {shape} must be dense: Bop knows no sparse ones"
+                        f"the gradient of a parameter of shape {shape} must be dense: Bop supports no sparse gradients"
                     )
         for group, parameters in work:
             (self._flip if group["binary"] else self._adam)(group, parameters)

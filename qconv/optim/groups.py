@@ -118,7 +118,7 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
             )
         taken, left = set(matched), set(rest)
         if not taken & left:
-            raise ValueError(f"rules[{rule!r}] matches only parameters that the rules before it take; put it first")
+            raise ValueError(f"rules[{rule!r}] matches only parameters that earlier rules match: put it first")
         if options.get("binary"):
             _check_flips(model, taken)
         own = {"params": [parameter for parameter in rest if parameter in taken], **options}

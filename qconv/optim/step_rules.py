@@ -87,8 +87,8 @@ class StepRule:
         inner = innermost(optimizer)
         if is_sharding(inner):
             warnings.warn(
-                f"{type(inner).__name__} saves nothing of what {self!r} records about weights: a run that is resumed "
-                "begins it anew. Use torch's fully_shard, or an optimizer that is not sharded",
+                f"{type(inner).__name__} does not save what {self!r} records about weights, so a resumed run "
+                "starts it again from nothing. Use torch's fully_shard, or an optimizer that is not sharded",
                 stacklevel=2,
             )
         held = {parameter for group in inner.param_groups for parameter in group["params"]}
@@ -104,8 +104,8 @@ class StepRule:
                 continue
             if isinstance(layer.weight_quantizer, Stages):
                 raise TypeError(
-                    f"{self!r} can't work on {name}.weight with {layer.scheme}, whose quantizer changes in the "
-                    "course of the training: make each stage a run of its own, with init_from="
+                    f"{self!r} can't work on {name}.weight with {layer.scheme}, because its quantizer changes "
+                    "during training: train each stage in a separate run, with init_from="
                 )
             if self.wants(layer):
                 self.check(name, layer)

@@ -42,11 +42,11 @@ def check_fingerprint(model: nn.Module, expected: str) -> None:
     for (name, module), word in zip(modules, words, strict=False):
         if word not in _words(name, module):
             raise ValueError(
-                f"module '{name}' (here {described(module)}) is another one in the file: its class, its place or one "
-                "of its arguments differs: give the network that was saved"
+                f"module '{name}' (here {described(module)}) differs in the file, by its class, its place or an "
+                "argument: pass the network that was saved"
             )
     if len(modules) != len(words):
-        raise ValueError(f"the file is of a network of {len(words)} modules, and the one here has {len(modules)}")
+        raise ValueError(f"the network of the file has {len(words)} modules, and the one here has {len(modules)}")
 
 
 def described(module: nn.Module) -> str:

@@ -171,9 +171,9 @@ def _computed(layer: QuantizedLayer) -> str:
 
 
 BY_DATA = (
-    "train it, or call qconv.calibrate(model, batches); if the model does not call the layer in evaluation, as a head "
-    "that is only trained, remove it or leave it float (skip=), and leave it float, too, if all its inputs are equal, "
-    "as behind a ReLU that gives only 0"
+    "train it, or call qconv.calibrate(model, batches). If the model does not call the layer in evaluation, such "
+    "as a head used only in training, or if all its inputs are equal, such as after a ReLU that returns only 0, "
+    "remove the layer or leave it float (skip=)"
 )
 
 
@@ -195,7 +195,7 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
     kind = layer_class(described.type)
     if type(layer) is not kind.float_type:
         stored, here = kind.float_type.__name__, type(layer).__name__
-        raise ValueError(f"layer '{name}' is a {stored} in the file, and a {here} here: give the float network")
+        raise ValueError(f"layer '{name}' is a {stored} in the file, and a {here} here: pass the float network")
     own = geometry(layer, kind)
     for key in own.keys() | described.arguments.keys():
         if own.get(key) != described.arguments.get(key):

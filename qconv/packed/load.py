@@ -68,7 +68,9 @@ def load_for_pictures(path: str | os.PathLike[str]) -> tuple[nn.Module, Header, 
     """
     model, header = _load(path, None)
     if header.pictures is None:
-        raise PackedFileError(f"packed model {path}: it does not say what it takes: save_packed(…, pictures=…)")
+        raise PackedFileError(
+            f"packed model {path}: it does not describe its images: pack it with save_packed(…, pictures=…)"
+        )
     return model, header, header.pictures
 
 
@@ -134,7 +136,7 @@ def _read(path: Path) -> tuple[Header, dict[str, Tensor]]:
     except ValidationError as error:
         raise ValueError(f"metadata: {first_line(error)}") from error
     if header.sha256 != checksum(header, tensors):
-        raise ValueError("its checksum does not fit: it is damaged, or was edited")
+        raise ValueError("its checksum does not match: it is damaged, or was edited")
     return header, tensors
 
 
@@ -142,7 +144,7 @@ def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     unique: dict[str, Any] = {}
     for key, value in pairs:
         if key in unique:
-            raise ValueError(f"metadata: '{key}' stands there twice")
+            raise ValueError(f"metadata: '{key}' is there twice")
         unique[key] = value
     return unique
 
@@ -180,7 +182,7 @@ class Content:
     def of_network(self) -> nn.Module:
         """Build the network named in the header, without values, if the file fits it."""
         if self.header.network is None:
-            raise ValueError("it does not say which network it is of: give load_packed(path, model=…) the float one")
+            raise ValueError("it does not name its network: pass the float one, load_packed(path, model=…)")
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             network = build_network(self.header.network)
             self.restore(network)

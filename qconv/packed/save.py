@@ -127,11 +127,11 @@ def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None)
         why = (
             f"a model that can't be copied ({uncopied}) is not tried"
             if uncopied
-            else "inputs of no usual shape suit it. Give one: save_packed(model, path, example=batch)"
+            else "no usual input shape suits it. Pass one: save_packed(model, path, example=batch)"
         )
         warnings.warn(
-            "the file can't hold what the model computes, by which load_packed would refuse another function in a "
-            f"forward: {why}",
+            "the file can't hold a test of the model's outputs, so load_packed will not notice another function "
+            f"in a forward: {why}",
             stacklevel=3,
         )
     return shape
@@ -140,8 +140,8 @@ def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None)
 def _check_not_frozen(model: nn.Module) -> None:
     if (frozen := frozen_part(model)) is not None:
         raise TypeError(
-            f"model: {frozen} is frozen: pack the trained model that it was made from; qconv.freeze takes what "
-            "load_packed gives"
+            f"model: {frozen} is frozen: pack the trained model that it was made from; qconv.freeze accepts a "
+            "loaded model"
         )
 
 
@@ -222,7 +222,7 @@ def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[
         place = _place(tensor)
         if strict and place in latent:
             raise ValueError(
-                f"'{name}' is the latent weight of the quantized layer '{latent[place]}', too: give it one of its own"
+                f"'{name}' is also the latent weight of the quantized layer '{latent[place]}': give it its own tensor"
             )
         if place in known:
             shared[name] = known[place]

@@ -315,8 +315,8 @@ class Quantizer(InBits, NeedsData):
         )
         if bits != self.bits and fits and {*learned} - {*self.kept}:  # other shapes are an error
             warnings.warn(
-                f"{type(self).__name__} of {self.bits:.3g} bits loads what one of {bits:.3g} bits has learned, which "
-                "may not fit: leave names with '_quantizer.' out of the state dict (strict=False), and it starts anew",
+                f"{type(self).__name__} of {self.bits:.3g} bits loads values learned with {bits:.3g} bits, which "
+                "may not fit. To start fresh, leave names with '_quantizer.' out of the state dict (strict=False)",
                 stacklevel=2,
             )
         super()._load_from_state_dict(

@@ -160,7 +160,7 @@ class ChosenSign(Quantizer):
         there, here = ("signed", "unsigned") if is_set(flag) else ("unsigned", "signed")
         raise ValueError(
             f"{prefix}{FLAG} (={flag.item():g}): inputs are {there} in the checkpoint, and {here} by the argument "
-            "here: leave signed_input out, and the checkpoint's choice is loaded"
+            "here: omit signed_input to load the checkpoint's choice"
         )
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

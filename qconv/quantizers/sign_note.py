@@ -47,7 +47,7 @@ def difference(own: Tensor, stored: object, where: str) -> str:
         else f"both were converted with before_sign={here[0]!r}, so the networks or the versions of qconv differ"
     )
     return (
-        f"{where}: what stands before its signs became {_listed(there[1])} in the checkpoint's model and "
+        f"{where}: the activations before its signs became {_listed(there[1])} in the checkpoint's model and "
         f"{_listed(here[1])} in this one: {remedy}"
     )
 

@@ -80,9 +80,9 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 def _read(folder: Path) -> Run:
     config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     if not isinstance(config, dict) or not {"data", "model", "scheme"} <= set(config):
-        raise ValueError(f"{CONFIG} is no configuration of a run")
+        raise ValueError(f"{CONFIG} is not the configuration of a run")
     if config.get("evaluate") is not None and not (folder / RESULT).is_file():
-        raise ValueError("an evaluation, no run")
+        raise ValueError("an evaluation, not a run")
     if not (folder / RESULT).is_file():
         raise ValueError(f"not finished: {_epochs(folder)} of {config.get('trainer', {}).get('max_epochs')} epochs")
     try:

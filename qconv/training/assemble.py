@@ -119,8 +119,8 @@ def note_splits(cfg: DictConfig, data: Any) -> None:
     for word, checkpoint in networks_before(cfg):
         if difference := split_otherwise(checkpoint, cfg.data, data):
             rank_zero_only(show_note)(
-                f"{word}: its run split the images of this folder otherwise ({difference}), so it may have been "
-                "trained on some of those that validate or are tested now"
+                f"{word}: its run divided this folder differently ({difference}), so it may have been trained on "
+                "images that validate or are tested now"
             )
 
 

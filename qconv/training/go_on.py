@@ -29,13 +29,13 @@ LEARNING_RATE = "learning rate"
 FACTORS = ("devices", "num_nodes")
 OF_STEPS = ("accumulate_grad_batches", "limit_train_batches")
 """The trainer's keys that decide which images an optimizer step sees, with batch size and number of processes."""
-OTHER_STEPS = "Optimizer steps are of other images from here on."
+OTHER_STEPS = "From here on, optimizer steps use other images."
 OF_ROUNDING = ("accelerator", "precision", "strategy", "benchmark", "deterministic")
 OF_NO_NUMBER = ("timeout_s", "enable_progress_bar", "log_every_n_steps", "profiler", "default_root_dir")
 WHAT = {
     **dict.fromkeys(OF_STEPS, OTHER_STEPS),
-    **dict.fromkeys(OF_ROUNDING, "Sums may be rounded otherwise from here on."),
-    **dict.fromkeys(OF_NO_NUMBER, "The numbers stay the same."),
+    **dict.fromkeys(OF_ROUNDING, "From here on, floating-point rounding may differ."),
+    **dict.fromkeys(OF_NO_NUMBER, "The results stay the same."),
 }
 """The effect of a changed key of the trainer; any other key is assumed to change the run."""
 
@@ -51,7 +51,7 @@ def config_to_go_on(folder: str, words: Sequence[str], configs: Path) -> DictCon
     last = Path(folder) / LAST
     if not last.is_file():
         raise RunFolderError(
-            f"{KEY} (={folder}): it has no {LAST}, the run was stopped before the first: start it anew"
+            f"{KEY} (={folder}): it has no {LAST}, because the run was stopped before the first one: start it again"
         )
     cfg.resume, cfg.ckpt_path = folder, str(last)
     return cfg
@@ -70,12 +70,12 @@ def finished(cfg: DictConfig) -> str | None:
     if type(asked) is not int:
         raise ValueError(f"trainer.max_epochs (={asked}) must be a whole number")
     if asked < done:
-        raise ValueError(f"trainer.max_epochs (={asked}) must be at least {done}, the epochs that {cfg.resume} has had")
+        raise ValueError(
+            f"trainer.max_epochs (={asked}) must be at least {done}, the epochs that {cfg.resume} has done"
+        )
     if asked > done:
         return _ended_early(cfg, done, path)
-    return (
-        f"{cfg.resume} has finished, its {done} epochs are done ({path}); trainer.max_epochs= above {done} extends it"
-    )
+    return f"{cfg.resume} has finished its {done} epochs ({path}); to extend it, set trainer.max_epochs= above {done}"
 
 
 def _ended_early(cfg: DictConfig, done: int, path: Path) -> str | None:
@@ -90,8 +90,8 @@ def _ended_early(cfg: DictConfig, done: int, path: Path) -> str | None:
         return None
     if all(state.get("stopped_epoch") != last["epoch"] for state in last["callbacks"].values()):
         return None
-    ended = f"EarlyStopping has ended it at {done} of {planned} epochs"
-    return f"{cfg.resume} has finished, {ended} ({path}); ~callbacks.{keys[0]} goes on"
+    ended = f"EarlyStopping ended it at {done} of {planned} epochs"
+    return f"{cfg.resume} has finished, {ended} ({path}); to continue, add ~callbacks.{keys[0]}"
 
 
 def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]:
@@ -100,13 +100,15 @@ def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]
     stored, asked = before["trainer"], now["trainer"]
     sizes = pictures_in_step(before), pictures_in_step(now)
     same_steps = sizes[0] == sizes[1] and None not in sizes and all(same(key, stored, asked) for key in OF_STEPS)
-    of_steps = "Steps are of as many images, batch norm sees those of one process." if same_steps else OTHER_STEPS
+    of_steps = (
+        "Steps use as many images as before; batch norm sees the images of one process." if same_steps else OTHER_STEPS
+    )
     epochs = stored["max_epochs"], asked["max_epochs"]
     if epochs[0] != epochs[1]:
         yield f"trainer.max_epochs: {epochs[0]} → {epochs[1]}. {_of_schedules(checkpoint['epoch'], epochs, classifier)}"
     for key in sorted({*stored, *asked} - {"max_epochs"}):
         if not same(key, stored, asked):
-            what = of_steps if key in FACTORS else WHAT.get(key, "The run is another one from here on.")
+            what = of_steps if key in FACTORS else WHAT.get(key, "From here on, the run differs.")
             yield f"trainer.{key}: {stored.get(key)} → {asked.get(key)}. {what}"
     batches = [(config.get("data") or {}).get("batch_size") for config in (before, now)]
     if batches[0] != batches[1]:
@@ -142,12 +144,12 @@ def _of_schedules(last: int, epochs: tuple[int, int], classifier: Classifier) ->
     if (config.get("data") or {}).get("progressive_size"):
         depends.append("image size")
     if not depends:
-        return f"No schedule depends on it: this is what {epochs[1]} epochs from the start would be."
+        return f"No schedule depends on it: the result is the same as of {epochs[1]} epochs from the start."
     names = " and the ".join(depends)
     follow = "follow" if names.endswith("s") or len(depends) > 1 else "follows"
     return (
-        f"From here on the {names} {follow} {epochs[1]} epochs, so far {epochs[0]}: "
-        f"another run than {epochs[1]} epochs from the start."
+        f"From here on, the {names} {follow} {epochs[1]} epochs instead of {epochs[0]}, so the result differs from "
+        f"{epochs[1]} epochs from the start."
     )
 
 

@@ -123,10 +123,10 @@ def new_head(model: nn.Module, weights: Mapping[str, Tensor], own: Mapping[str, 
     if there is None:
         rest = [name for name in weights if name not in own]
         known = any(name in own for name in weights)
-        return (f"{head}.", f"it has no last layer '{head}', which starts anew") if known and not rest else ("", "")
+        return (f"{head}.", f"it has no last layer '{head}', which is initialized") if known and not rest else ("", "")
     if there.shape == here.shape or there.shape[1:] != here.shape[1:]:
         return "", ""
-    return f"{head}.", f"'{head}' has {len(there)} outputs in it and {len(here)} here, and starts anew"
+    return f"{head}.", f"'{head}' has {len(there)} outputs in it and {len(here)} here, and is initialized"
 
 
 def _of_quantizers(
@@ -200,11 +200,11 @@ def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
     key = next((key for key in AROUND if isinstance(around.get(key), dict)), "")
     state = around.get(key, content)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise CheckpointError(f"weights file {path}: neither a checkpoint of qconv train nor a state dict")
-    told = f"the averaged weights, {key!r}, are taken" if key in AVERAGED else ""
+        raise CheckpointError(f"weights file {path}: not a checkpoint of qconv train or a state dict")
+    told = f"using the averaged weights, {key!r}" if key in AVERAGED else ""
     beside = [name for name, other in around.items() if other is not state and _may_be_weights(other, state)]
     if beside and not told:
-        told = f"the weights of {key!r} are taken, and not those of {' or '.join(map(repr, beside))}"
+        told = f"using the weights of {key!r}, not those of {' or '.join(map(repr, beside))}"
     if COUNT in state:
         told = f"the weights are the average of {int(state[COUNT])} models"
     tensors = {name: tensor for name, tensor in state.items() if name != COUNT}

@@ -9,7 +9,7 @@ from ..lean import choose_format, is_lean, lean
 from ..quantizers import Identity
 
 _WIDE = 64  # channels
-VIEWED = "the forward takes no images that are channels_last: where it calls x.view, x.reshape does"
+VIEWED = "the forward does not accept channels_last images: call x.reshape instead of x.view"
 Asked = bool | Literal["exact", "auto"]
 
 
@@ -54,7 +54,7 @@ def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool, compiled: bool, t
     if on and asked != "exact":
         choose_format(model, takes_channels_last)
     word = f"{str(asked).lower()}, {'on' if on else 'off'}"
-    return f"{word}: {'slower, for ' if on else ''}{VIEWED}" if is_viewed else word
+    return f"{word}: {'slower, because ' if on else ''}{VIEWED}" if is_viewed else word
 
 
 def mode_of(model: nn.Module) -> Literal["off", "fast", "exact"]:

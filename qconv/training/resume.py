@@ -50,8 +50,8 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
         group, (value, asked) = next(iter(differing.items()))
         add = shlex.join(remedy(group, value, asked, stored.get("choices", {}).get(group)))
         raise CheckpointError(
-            f"checkpoint {path} was trained with {group} {call(value)}, this run asks for {call(asked)}: "
-            f"add {add}{in_spite_of(path, differing)}"
+            f"checkpoint {path} was trained with {group} {call(value)}, but this run has {call(asked)}: add "
+            f"{add}{in_spite_of(path, differing)}"
         )
 
 
@@ -66,7 +66,7 @@ def in_spite_of(path: str, differing: Mapping[str, tuple[Any, Any]]) -> str:
     if folder is None or not all(may_change(group, *nodes) for group, nodes in differing.items()):
         return ""
     words = (word for group, (stored, asked) in differing.items() for word in remedy(group, asked, stored))
-    return f", or go on with this difference by {shlex.join([f'resume={folder}', *words])}"
+    return f", or accept this difference by {shlex.join([f'resume={folder}', *words])}"
 
 
 def may_change(group: str, stored: Any, asked: Any) -> bool:

@@ -83,7 +83,7 @@ def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Class
             f"that the run of {cfg.ckpt_path} has begun"
         )
     if goes_on and is_first_process():
-        show_note(f"{KEY}={cfg[KEY]}: going on from epoch {checkpoint['epoch']}")
+        show_note(f"{KEY}={cfg[KEY]}: continuing from epoch {checkpoint['epoch']}")
         for line in changes(checkpoint, classifier):
             show_note(line)
 
@@ -202,7 +202,9 @@ def check_limits(trainer: Trainer) -> None:
     """Raise a ValueError if no image will be validated or tested; otherwise only the end of the run would show it."""
     for name in ("limit_val_batches", "limit_test_batches"):
         if getattr(trainer, name) == 0:
-            raise ValueError(f"trainer.{name} (={getattr(trainer, name)}) must be above 0: there are figures of both")
+            raise ValueError(
+                f"trainer.{name} (={getattr(trainer, name)}) must be above 0: the result needs both validation and test"
+            )
 
 
 def evaluate(cfg: DictConfig) -> Evaluation:
@@ -245,13 +247,13 @@ def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
         return
     if now is not None and before != now:
         show_note(
-            f"the run was trained on {before} images, {now} are for training now: if they are the same images "
-            "and others, some of those that validate may have been trained on"
+            f"the run was trained on {before} images, and there are {now} training images now: if both are from the "
+            "same images, the run may have been trained on some that validate now"
         )
     elif are_others(checkpoint, data):
         show_note(
-            "some images have another name or class than when the run was trained: if they are of the same images, "
-            "some of those that validate may have been trained on"
+            "some images have another name or class than when the run was trained: if they are the same images, the "
+            "run may have been trained on some that validate now"
         )
 
 

@@ -63,7 +63,7 @@ def find_last(cfg: DictConfig) -> str | None:
             folder / LAST for folder in others if (folder / LAST).is_file() and same_run(folder / CONFIG, asked)
         ]
         checkpoints.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    words = "no such run so far, starting anew"
+    words = "no such run yet, starting it"
     if checkpoints:
         finished = (checkpoints[0].parents[1] / RESULT).is_file()
         words = f"continuing from {checkpoints[0]}" + (", of a run that has finished" if finished else "")
@@ -117,11 +117,11 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
     # Killed between the first best.ckpt and the first last.ckpt: it starts anew.
     if go_on and RESULT not in kept and same_run(folder / CONFIG, OmegaConf.to_container(cfg, resolve=True)):
         return
-    more = "go on with it by ckpt_path=last, or " if str(LAST) in kept and checkpoint is None else ""
-    raise RunFolderError(f"run_dir (={folder}) holds a run already ({kept[0]}): {more}{OTHER}")
+    more = "continue it with ckpt_path=last, or " if str(LAST) in kept and checkpoint is None else ""
+    raise RunFolderError(f"run_dir (={folder}) already holds a run ({kept[0]}): {more}{OTHER}")
 
 
-OTHER = "name another folder; in a sweep one for each run, as in 'run_dir=runs/a/${hydra:job.num}'"
+OTHER = "name another folder; in a sweep, one for each run, such as 'run_dir=runs/a/${hydra:job.num}'"
 
 
 def _checkpoint_of(path: Path) -> Path | None:

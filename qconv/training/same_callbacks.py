@@ -30,7 +30,7 @@ def check_callbacks(path: str, checkpoint: Mapping[str, Any], config: Mapping[st
             (before_key, before_node), (key, node) = (_found(each, kind) for each in (checkpoint["config"], config))
             group = f"callbacks.{before_key if now is None else key}"
             add = shlex.join(_words(group, before_node, before, node, now))
-            words = f"was trained with {group} {call(before_node)}, this run asks for {call(node)}"
+            words = f"was trained with {group} {call(before_node)}, but this run has {call(node)}"
             raise CheckpointError(f"checkpoint {path} {words}: add {add}")
 
 

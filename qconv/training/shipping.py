@@ -24,7 +24,9 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
     path = Path(cfg.run_dir) / PACKED
     described = description(cfg.model, data)
     if described["network"] is None:
-        show_note(f"{PACKED} does not say its network, which is none of qconv.models: load_packed(path, model=…)")
+        show_note(
+            f"{PACKED} does not name its network, which is not in qconv.models: load it with load_packed(path, model=…)"
+        )
     try:
         path.unlink(missing_ok=True)
         save_packed(_in_float32(model), path, **described)

@@ -37,7 +37,7 @@ def steps_per_epoch(trainer: Trainer) -> int | None:
         return None
     if trainer.num_training_batches == math.inf:
         raise ValueError(
-            "the training loader has no length, so that the steps of an epoch are not known: give "
+            "the training loader has no length, so the steps of an epoch are not known: set "
             "+trainer.limit_train_batches"
         )
     return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
@@ -71,8 +71,9 @@ def check_length(checkpoint: dict[str, Any], total: int | None, scheduler: Any, 
         one, other = (make(_like(scheduler.optimizer), total_steps=steps) for steps in (before, total))
     if not _same(one.state_dict(), other.state_dict()):
         raise ValueError(
-            f"the training has {total} optimizer steps now, {before} so far: scheduler ({type(scheduler).__name__}) "
-            "can't follow, go on to the same end, or take a schedule of qconv.training.schedules"
+            f"the training has {total} optimizer steps now, and {before} so far, which scheduler "
+            f"({type(scheduler).__name__}) can't follow: resume with the same end, or use a schedule of "
+            "qconv.training.schedules"
         )
 
 
@@ -107,8 +108,8 @@ def check_takes_steps(make_scheduler: Callable[..., Any]) -> None:
         made = getattr(make_scheduler, "func", make_scheduler)
         raise ValueError(
             f"scheduler ({getattr(made, '__name__', made)}) must take total_steps: schedules change after each step, "
-            "not after each epoch. There are scheduler=steps, cosine, linear and constant; or give a function "
-            "(optimizer, total_steps) of your own that makes one"
+            "not after each epoch. Use scheduler=steps, cosine, linear or constant, or your own function "
+            "(optimizer, total_steps) that returns one"
         )
 
 
@@ -137,6 +138,6 @@ def check_steps(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     before, now = checkpoint.get(STEPS), steps_per_epoch(trainer)
     if before is not None and now is not None and before != now:
         raise ValueError(
-            f"an epoch has {now} optimizer steps now, {before} so far: go on with as many, by data.batch_size, "
+            f"an epoch has {now} optimizer steps now, and {before} so far: resume with as many, by data.batch_size, "
             "trainer.devices and +trainer.accumulate_grad_batches, or start a run from these weights by init_from="
         )

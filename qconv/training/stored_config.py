@@ -33,14 +33,14 @@ def read_config(folder: str | os.PathLike[str]) -> DictConfig:
     path = Path(folder) / CONFIG
     if not path.is_file():
         if not Path(folder).exists():
-            raise DamagedFileError(f"there is no folder {folder}: give the folder that the training has named")
-        raise DamagedFileError(f"{folder} is no folder of a run: there is no {CONFIG}")
+            raise DamagedFileError(f"there is no folder {folder}: name the folder of a run")
+        raise DamagedFileError(f"{folder} is not the folder of a run: there is no {CONFIG}")
     try:
         loaded = OmegaConf.load(path)
     except (YAMLError, UnicodeDecodeError) as error:
         raise DamagedFileError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
     if not isinstance(loaded, DictConfig) or not {"data", "model", "scheme", "trainer"} <= set(loaded):
-        raise DamagedFileError(f"{path} is no configuration of a run")
+        raise DamagedFileError(f"{path} is not the configuration of a run")
     return loaded
 
 
@@ -103,9 +103,9 @@ def _check(override: Override, cfg: DictConfig, configs: Path) -> None:
     """Raise a ValueError for a word that has no meaning for an existing run."""
     key, word = override.key_or_group, override.input_line
     if override.is_sweep_override():
-        raise ValueError(f"{word} is a sweep; a run that is there already takes single values")
+        raise ValueError(f"{word} is a sweep, but an existing run takes single values")
     if key.startswith("hydra") or ((configs / key).is_dir() and key not in cfg):
-        raise ValueError(f"{word} composes a new run; one that is there already takes keys of its {CONFIG}")
+        raise ValueError(f"{word} is for a new run; an existing run takes keys of its {CONFIG}")
     if key in CHOICES:
         raise ValueError(f"{word} can't be given together with the folder of a run ({cfg.run_dir})")
 

@@ -35,7 +35,9 @@ def check_teacher(loss: DictConfig, teacher: nn.Module, data: Any) -> None:
     weights, target = loss.get("weights"), str(loss.teacher.get("_target_"))
     if weights is None:
         if target.startswith(OWN):
-            raise ValueError(f"loss.weights must name the teacher's file, {target} is random: add loss.weights=FILE")
+            raise ValueError(
+                f"loss.weights must name the teacher's file, because {target} has random weights: add loss.weights=FILE"
+            )
         return
     checkpoint = checkpoint_of_run(weights)
     if difference := other_classes(data, checkpoint):
@@ -44,8 +46,8 @@ def check_teacher(loss: DictConfig, teacher: nn.Module, data: Any) -> None:
     node, scheme = config.get("model"), config.get("scheme")
     if isinstance(scheme, dict) and scheme.get("_target_") != FLOAT:
         raise ValueError(
-            f"loss.weights (={weights}) were trained with scheme {call(scheme)}: as a teacher, which is float, the "
-            "network would be another one; give the weights of a float network"
+            f"loss.weights (={weights}) were trained with scheme {call(scheme)}, but a teacher is float: use the "
+            "weights of a float network"
         )
     if not isinstance(node, dict):
         return

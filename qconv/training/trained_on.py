@@ -112,16 +112,16 @@ def check_same(checkpoint: Mapping[str, Any], data: Any, loader: Any) -> None:
         loader: the loader of the training images.
     """
     before, now = count_before(checkpoint), count_of(loader)
-    rule = "go on with the same images; init_from= starts a run with these"
+    rule = "resume with the same images; init_from= starts a run with these"
     if before is not None and now is not None and before != now:
         raise ValueError(
-            f"the run was trained on {before} images and there are {now} now, so it would be validated by others, "
-            f"that it may have been trained on: {rule}"
+            f"the run was trained on {before} images and there are {now} now, so it may have been trained on images "
+            f"that would validate it: {rule}"
         )
     if are_others(checkpoint, data):
         raise ValueError(
-            "some of the run's images have another name or class now, so it would be validated by others, that it "
-            f"may have been trained on: {rule}"
+            "some of the run's images have another name or class now, so it may have been trained on images that "
+            f"would validate it: {rule}"
         )
 
 
@@ -225,7 +225,7 @@ def prepare_as_trained(data: Any, checkpoint: Mapping[str, Any] | None, called: 
     """
     if difference := other_classes(data, checkpoint):
         raise CheckpointError(
-            f"{called} {difference}: give the classes the names that they had; init_from= starts a run with others"
+            f"{called} {difference}: give the classes their earlier names; init_from= starts a run with other classes"
         )
     normalize_as_trained(data, checkpoint)
 
@@ -248,7 +248,7 @@ def other_classes(data: Any, checkpoint: Mapping[str, Any] | None) -> str:
     if len(before) == len(now) and list(map(str, range(len(now)))) in (before, now):  # numbers in place of names
         return ""
     if len(before) != len(now):
-        return f"was trained on {len(before)} classes ({_some(before)}), the data have {len(now)} ({_some(now)})"
+        return f"was trained on {len(before)} classes ({_some(before)}), but the data have {len(now)} ({_some(now)})"
     number = next(number for number, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1])
     return f"was trained with {before[number]!r} as class {number}, which is {now[number]!r} in the data"
 

@@ -97,11 +97,11 @@ def make_trainer(
         asked = precision
         if str(precision) in ("16", "16-mixed"):
             precision = "bf16-mixed"  # as Lightning would, of whose warnings a run shows few
-            warn("trainer.precision=16-mixed: on the CPU mixed precision is bfloat16: bf16-mixed is used")
+            warn("trainer.precision=16-mixed: using bf16-mixed, because mixed precision on a CPU is bfloat16")
         if precision in ("bf16", "bf16-mixed", "bf16-true") and not computes_bfloat16(accelerator):
             warn(
-                f"trainer.precision={asked}: this processor has no instructions for bfloat16, so that steps take "
-                "longer than with trainer.precision=32-true; bf16-if-native is bf16-mixed only where they are faster"
+                f"trainer.precision={asked}: this processor has no instructions for bfloat16, so steps take longer "
+                "than with trainer.precision=32-true; bf16-if-native uses bf16-mixed only where it is faster"
             )
     check_numbers(timeout_s=timeout_s)
     if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:

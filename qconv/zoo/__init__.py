@@ -57,12 +57,12 @@ def located(what: str | os.PathLike[str]) -> Path:
     path = Path(what)
     if path.is_dir():
         if not (path / PACKED).is_file():
-            raise ValueError(f"{path} has no {PACKED}: qconv export {path} --to packed writes the one of a run")
+            raise ValueError(f"{path} has no {PACKED}: write it by qconv export {path} --to packed")
         return path / PACKED
     if path.exists() or path.suffix:  # spelled as a file
         return path
     if path.name != os.fspath(what):
-        raise ValueError(f"{what} is no folder of a run, no packed file and no network of the zoo (see qconv zoo)")
+        raise ValueError(f"{what} is not the folder of a run, a packed file or a network of the zoo (see qconv zoo)")
     if os.fspath(what) not in names():
         raise ValueError(
             f"packed model {what}: there is no such file, run or network of the zoo ({_nearest(path.name)})"

@@ -114,7 +114,7 @@ class Predictor:
     def _guesses(self, shares: Tensor, top: int) -> list[Guess]:
         names: Sequence[str] = self.classes or [str(index) for index in range(len(shares))]
         if len(names) != len(shares):
-            raise ValueError(f"the model has {len(shares)} classes, and its file names {len(names)}")
+            raise ValueError(f"the model has {len(shares)} classes, but its file names {len(names)}")
         return [Guess(names[index], shares[index].item()) for index in shares.topk(min(top, len(shares))).indices]
 
     def read(self, path: Path) -> Tensor:

@@ -45,7 +45,7 @@ class Checkpoints(EpochFigures, Checkpoint):
         if every_steps is not None and check_whole("every_steps", every_steps) < 1:
             raise ValueError(f"every_steps (={every_steps}) must be at least 1")
         if "loss" in monitor:
-            raise ValueError(f"monitor (={monitor}) must be a figure of which higher is better, such as val_accuracy")
+            raise ValueError(f"monitor (={monitor}) must be a figure where higher is better, such as val_accuracy")
         self.folder, self.monitor, self.every_steps = Path(folder), monitor, every_steps
         self.termination = Termination()
         self.best_score: float | None = None
@@ -164,5 +164,5 @@ def where_to_go_on(trainer: Trainer) -> str:
             folder = callback.folder.parent
             is_run = (folder / CONFIG).is_file() and callback.folder.name == LAST.parent.name
             word = f"resume={folder}" if is_run else f"ckpt_path={callback.last}"
-            return f"{word} goes on from the last checkpoint"
+            return f"{word} continues from the last checkpoint"
     return "there is no checkpoint yet"

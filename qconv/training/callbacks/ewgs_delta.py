@@ -45,7 +45,7 @@ class EWGSDelta(Callback):
         if trainer.max_epochs is not None and 0 < trainer.max_epochs <= self.every_epochs:
             warnings.warn(
                 f"EWGSDelta: every_epochs (={self.every_epochs}) is not below the {trainer.max_epochs} epochs of the "
-                "run, so delta is never measured and stays as the scheme has it",
+                "run, so delta is never measured and keeps the scheme's value",
                 stacklevel=2,
             )
 

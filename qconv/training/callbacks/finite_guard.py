@@ -200,8 +200,8 @@ def explain_fallen(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     shown = ", ".join(f"'{name}'" for name in names[:3])
     return (
-        f"at the lower bound of 2^-20, so that what it scales is almost zero: the learned {shown}{more}; if steps of "
-        "the optimizer are too large for it, give quantizers a hundredth of the learning rate, such as "
+        f"at the lower bound of 2^-20, so its outputs are almost zero: the learned {shown}{more}. If the optimizer's "
+        "steps are too large for it, give quantizers a hundredth of the learning rate, such as "
         "++optimizer.rules.quantizers.lr_scale=0.01"
     )
 

@@ -28,20 +28,20 @@ class Progress(Callback):
         """Refuse what ends training before the schedules: too few epochs for stages, a number of steps, or a time."""
         if trainer.max_steps not in (-1, None) and not trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError(
-                f"max_steps (={trainer.max_steps}) must not be given: schedules of quantizers count epochs, and would "
-                "not reach their end; give max_epochs, with limit_train_batches for shorter ones"
+                f"max_steps (={trainer.max_steps}) must not be given: quantizers' schedules count epochs, and would "
+                "not reach their end. Use max_epochs, with limit_train_batches for shorter epochs"
             )
         timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # pyright: ignore[reportAttributeAccessIssue]
         if any(timer.time_remaining() is not None for timer in timers):
             raise ValueError(
-                "max_time must not be given: training would end before the schedules of its quantizers do; SIGTERM, "
-                "as by the command timeout, stops a run from which resume= goes on"
+                "max_time must not be given: training would end before the quantizers' schedules do. Stop the run "
+                "with SIGTERM, for example by the command timeout, and continue it with resume="
             )
         begins, epochs = final_from(pl_module), self.epochs
         if epochs is not None and epochs > 0 and not has_begun(begins, 1 - 1 / epochs):
             needed = math.ceil(round(1 / (1 - begins), 6))
             raise ValueError(
-                f"max_epochs (={epochs}) must be at least {needed}: the last stage begins at {begins:g} of them"
+                f"max_epochs (={epochs}) must be at least {needed}: the last stage begins at a progress of {begins:g}"
             )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

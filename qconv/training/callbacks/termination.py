@@ -11,7 +11,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
-HEARD = "\nCtrl-C: the run ends after this step, or after the validation, with a last.ckpt; once more ends it at once\n"
+HEARD = "\nCtrl-C: the run ends after this step or validation, and writes last.ckpt. Press it again to end at once.\n"
 
 
 class Termination:

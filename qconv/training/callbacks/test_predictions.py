@@ -50,7 +50,7 @@ class TestPredictions(Callback):
             if len(self.parts) == PARTS:
                 self.parts = [Predictions.joined(self.parts)]
         except Exception as error:  # noqa: BLE001  # whatever the data are: the test goes on without a report
-            self.problem = f"the decisions of the test were not kept: {error}"
+            self.problem = f"the predictions of the test were not kept: {error}"
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Get the shares of the other processes."""

@@ -40,8 +40,9 @@ class MovingAverage(WeightAveraging):
         """Make the average, in the dtype and on the device that the network will have: Lightning moves that later."""
         if stage == "fit" and trainer.precision in ("16-true", "bf16-true"):
             raise ValueError(
-                f"trainer.precision (={trainer.precision}) keeps weights in 16 bits, where the small steps of a moving "
-                f"average are lost: take {trainer.precision.replace('true', 'mixed')}, or leave out callbacks=ema"
+                f"trainer.precision (={trainer.precision}) keeps weights in 16 bits, where the small steps of a "
+                f"moving average are lost: use {trainer.precision.replace('true', 'mixed')}, or leave out "
+                "callbacks=ema"
             )
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and self._average_model is not None:

@@ -46,7 +46,7 @@ def show_outcome(outcome: Result | Evaluation) -> None:
         *_validation(outcome),
     ]
     if not outcome.quantized:
-        rows.append(("not quantized yet", "a later stage was to come: weights are float, or of more bits"))
+        rows.append(("not quantized yet", "stopped before a later stage: weights are float, or have more bits"))
     rows += [
         ("float size", f"{format_int(about['float_bytes'])} bytes"),
         ("packed size", f"{format_int(about['packed_bytes'])} bytes ({about['compression']:.1f} times smaller)"),
