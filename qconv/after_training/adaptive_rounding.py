@@ -1,4 +1,4 @@
-"""The rounding of a block's weights, learned from its inputs and the outputs that it should give (AdaRound, BRECQ)."""
+"""Learned rounding of a block's weights, from its inputs and target outputs (AdaRound, BRECQ)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ WARM_UP = 0.2
 
 @dataclass(frozen=True)
 class Options:
-    """Those of `reconstruct` that each block has."""
+    """The options of `reconstruct` for each block."""
 
     iterations: int
     batch_size: int
@@ -57,7 +57,7 @@ class Rounding:
         self.logits = stretched.logit().requires_grad_()
 
     def up(self) -> Tensor:
-        """h, the share of the level above."""
+        """Return h, the share of the upper level."""
         low, high = STRETCH
         return (self.logits.sigmoid() * (high - low) + low).clamp(0, 1).masked_fill(self.on_level, 0)
 
@@ -67,7 +67,7 @@ class Rounding:
 
     @torch.no_grad()
     def finish(self) -> int:
-        """Put the latent weights on their levels; return how many are not on the nearest one."""
+        """Set the latent weights to their levels; return how many are not on the nearest one."""
         self.layer.weight_quantizer.settle_()  # or the learned scale would follow the weight
         whole = (self.floor + (self.up() >= 0.5)).clamp(self.low, self.high)
         self.layer.weight.copy_(self.layer.from_filters(self.scale * whole))
@@ -76,7 +76,7 @@ class Rounding:
 
 @contextmanager
 def _open(block: nn.Module) -> Iterator[dict[str, Rounding]]:
-    """Let the layers of a block take a weight as it is given, and yield the roundings by the weights' names."""
+    """Replace the weights of a block's layers by given tensors; yield the roundings by the weights' names."""
     layers = {name: each for name, each in block.named_modules() if isinstance(each, QuantizedLayer)}
     roundings = {f"{name}.weight" if name else "weight": Rounding(each) for name, each in layers.items()}
     quantizers = {layer: layer.weight_quantizer for layer in layers.values()}
@@ -92,7 +92,7 @@ def _open(block: nn.Module) -> Iterator[dict[str, Rounding]]:
 def learn_rounding(
     block: nn.Module, input: Tensor, target: Tensor, options: Options, generator: torch.Generator
 ) -> float:
-    """Learn the rounding of a block's weights, and apply it; return the share of weights that it changes."""
+    """Learn the rounding of a block's weights, and apply it; return the share of changed weights."""
     ranges = [each for layer in layers_of(block) for each in layer.input_quantizer.parameters() if each.requires_grad]
     was = {each: (each.requires_grad, each.grad) for each in block.parameters()}
     for each in was:

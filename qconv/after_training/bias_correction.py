@@ -1,4 +1,4 @@
-"""The mean that quantization adds to the outputs of a layer, taken away again (Nagel et al., arXiv:1906.04721)."""
+"""Correction of the shift that quantization adds to a layer's mean outputs (Nagel et al., arXiv:1906.04721)."""
 
 import math
 import warnings
@@ -30,7 +30,7 @@ COLUMNS = (Column("layer"), Column("corrected"), Column("shift", is_right=True))
 
 @dataclass(frozen=True)
 class Shift:
-    """How far quantization has moved the mean output of a layer.
+    """The shift of a layer's mean output by quantization.
 
     Attributes:
         name: of the layer.
@@ -45,7 +45,7 @@ class Shift:
 
 @dataclass(frozen=True, repr=False)
 class BiasCorrection:
-    """The layers in the order of their calls; ``str`` of it is a table.
+    """The layers in the order of their calls; prints as a table.
 
     Attributes:
         rows: the layers.
@@ -142,7 +142,7 @@ def correct_bias(
 
 
 def _check_biases(model: nn.Module, layers: Mapping[str, QuantizedLayer]) -> None:
-    """Raise a TypeError for a bias that can't be corrected for its layer alone."""
+    """Raise a TypeError for a bias that can't be corrected for one layer only."""
     biases = {name: layer.bias for name, layer in layers.items() if layer.bias is not None}
     for name, layer in layers.items():
         if name in biases and layer._parameters.get("bias") is None:
@@ -157,7 +157,7 @@ def _norms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Those of a layer's outputs, for each filter over samples and places.
+    """Moments of a layer's outputs, per filter, over samples and positions.
 
     Attributes:
         mean: E[y].
@@ -169,7 +169,7 @@ class _Moments:
 
 
 def _moments(layer: nn.Module, name: str, output: Tensor) -> _Moments:
-    """Return them, over all processes.
+    """Return the moments, over all processes.
 
     Raises:
         ValueError: outputs of a sample that is no batch.
@@ -194,7 +194,7 @@ def _moments(layer: nn.Module, name: str, output: Tensor) -> _Moments:
 
 
 class _Found:
-    """The shifts of a forward of the quantized model, which sees them corrected; `apply` makes them last."""
+    """The shifts in a forward of the quantized model, corrected on the way; `apply` makes them permanent."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class _Found:
         self.outputs: list[tuple[weakref.ref[Tensor], int, str]] = []
 
     def of_layer(self, name: str, output: Tensor) -> Tensor | None:
-        """Note the shift of an output, and return the output without it if the layer has a bias."""
+        """Record the shift of an output; return the output without it if the layer has a bias."""
         layer = self.layers[name]
         if name not in self.targets:
             raise ValueError(f"float_model does not call {name_of(layer, name)}, which model calls")
@@ -278,7 +278,7 @@ def _in_place_of(shift: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
 
 @contextmanager
 def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
-    """Call ``act(name, output)`` after each layer, before hooks of its own; what it returns replaces the output.
+    """Call ``act(name, output)`` after each layer, before other hooks; its result replaces the output.
 
     Raises:
         TypeError: a layer is called twice.
@@ -305,7 +305,7 @@ def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor
 
 @contextmanager
 def _before(norms: Mapping[str, _BatchNorm], act: Callable[[str, _BatchNorm, Tensor], Tensor | None]) -> Iterator[None]:
-    """Call ``act(name, norm, input)`` before each batch norm; what it returns replaces the input."""
+    """Call ``act(name, norm, input)`` before each batch norm; its result replaces the input."""
 
     def hook(name: str):
         def before(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

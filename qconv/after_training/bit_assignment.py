@@ -1,4 +1,4 @@
-"""Bits of each layer for a budget: Hessian traces and an integer program (HAWQ-V2, HAWQ-V3)."""
+"""Bits of each layer within a budget: Hessian traces and an integer program (HAWQ-V2, HAWQ-V3)."""
 
 import math
 import os
@@ -43,7 +43,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, repr=False)
 class BitAssignment:
-    """The scheme that each layer gets; ``str`` of it is a table.
+    """The scheme of each layer; prints as a table.
 
     Attributes:
         rows: the choice for each layer, in the order of the model.
@@ -67,12 +67,12 @@ class BitAssignment:
         return sum(row.cost for row in self.rows)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write a row for each choice of each layer, with a column that says which was taken."""
+        """Write a row for each choice of each layer, with a column for the chosen ones."""
         taken = set(self.rows)
         write_csv([{**asdict(row), "taken": row in taken} for rows in self.others.values() for row in rows], Path(path))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the bits of each layer's weight, and what each choice would cost, into a PNG file.
+        """Draw the bits of each layer's weight, and the cost of each choice, into a PNG file.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -241,7 +241,7 @@ def assign_bits(
 def _uniform(
     others: Mapping[str, tuple[Choice, ...]], summaries: Sequence[Summary], max_bytes: int | None, max_bops: int | None
 ) -> dict[str, int] | None:
-    """Return the assignment of one scheme to all layers that costs least within the budgets; None if none is."""
+    """Return the cheapest assignment of one scheme to all layers within the budgets; None if there is none."""
     within = [
         index
         for index, summary in enumerate(summaries)
@@ -294,7 +294,7 @@ def _converted(model: nn.Module, scheme: Scheme, batches: Batches, options: Mapp
 
 
 def _differ_in_inputs(models: Sequence[nn.Module]) -> bool:
-    """Whether the models have other quantizers of the inputs."""
+    """Whether the models have different input quantizers."""
     kinds = {tuple(repr(layer.input_quantizer) for layer in quantized_layers(model).values()) for model in models}
     return len(kinds) > 1
 
@@ -312,6 +312,6 @@ def _choice(name: str, scheme: Scheme, summary: Summary, cost: float) -> Choice:
 
 
 def _rest(summary: Summary, names: Sequence[str], figure: str) -> int:
-    """What the modules have that are not chosen for."""
+    """Sum a figure over the modules without a choice."""
     chosen = {*map(row_name, names)}
     return sum(getattr(row, figure) for row in summary.rows if row.name not in chosen)

@@ -1,4 +1,4 @@
-"""The blocks of a model that is quantized after training: what they are, and what they get and give."""
+"""The blocks of a model for quantization after training, with their inputs and outputs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ def called_blocks(model: nn.Module, images: Tensor) -> dict[str, nn.Module]:
 
 
 def check_called(float_model: nn.Module, blocks: Iterable[str], images: Tensor) -> None:
-    """Raise unless the float model calls all blocks, so that each has outputs to be kept."""
+    """Raise unless the float model calls all blocks, so that each has target outputs."""
     twins = {name: float_model.get_submodule(name) for name in blocks}
     calls = _calls_of_probes(float_model, twins.values(), images)
     if left_out := [name for name, twin in twins.items() if twin not in calls]:
@@ -47,7 +47,7 @@ def check_called(float_model: nn.Module, blocks: Iterable[str], images: Tensor) 
 
 
 def _blocks_below(module: nn.Module, prefix: str, calls: Calls) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks by their names; a module that is none may hold some, down to its layers."""
+    """Yield the blocks by their names; other modules are searched for blocks, down to their layers."""
     if isinstance(module, QuantizedLayer):
         if module in calls:
             yield prefix, module
@@ -64,12 +64,12 @@ def _blocks_below(module: nn.Module, prefix: str, calls: Calls) -> Iterator[tupl
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Whether it calls what it holds one after another, or is not called itself; one with its own forward is none."""
+    """Whether it calls its children one after another, or is not called itself, without its own forward."""
     return type(module).forward in (nn.Sequential.forward, nn.Module.forward)
 
 
 def _is_of_blocks(module: nn.Module, inner: Sequence[tuple[str, nn.Module]], calls: Calls) -> bool:
-    """Whether a module is a stage, or a whole network: it has several blocks of layers, in containers."""
+    """Whether a module is a stage or a whole network: it holds several blocks of layers, in containers."""
     containers = (each for each in module.modules() if isinstance(each, nn.Sequential | nn.ModuleList | nn.ModuleDict))
     held = {child for container in containers for child in container.children()}
     larger = {block for _, block in inner if len(layers_of(block)) > 1}
@@ -77,12 +77,12 @@ def _is_of_blocks(module: nn.Module, inner: Sequence[tuple[str, nn.Module]], cal
 
 
 def _fits(calls: Sequence[str]) -> bool:
-    """Whether a module is called once, as a block is."""
+    """Whether a module is called once, with the tensors of a block."""
     return len(calls) == len(PROBES) and not any(calls)
 
 
 def _calls_of_probes(model: nn.Module, modules: Iterable[nn.Module], images: Tensor) -> Calls:
-    """Return what `_calls` finds with each number of samples, in the order of the first one."""
+    """Return the result of `_calls` for each number of samples, in the order of the first one."""
     modules = list(modules)
     found: dict[nn.Module, list[str]] = {}
     for count in PROBES:
@@ -92,7 +92,7 @@ def _calls_of_probes(model: nn.Module, modules: Iterable[nn.Module], images: Ten
 
 
 def _calls(model: nn.Module, modules: Iterable[nn.Module], images: Tensor, count: int) -> dict[nn.Module, list[str]]:
-    """Return those of the modules that are called, in the order of their calls, with what `_why_none` says of each."""
+    """Return the called modules in the order of their calls, with the result of `_why_none` for each."""
     calls: dict[nn.Module, list[str]] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -109,7 +109,7 @@ def _calls(model: nn.Module, modules: Iterable[nn.Module], images: Tensor, count
 
 
 def _why_none(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, count: int) -> str:
-    """Return why this call, with so many samples, is not that of a block; empty if it is."""
+    """Return why this call, with so many samples, can't be a block's; empty if it can."""
     if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
         return "must take one tensor, by position, and return one, to be a block"
     sizes = tuple(args[0].shape), tuple(output.shape)
@@ -129,7 +129,7 @@ def _check_calls(blocks: Mapping[str, nn.Module], calls: Mapping[nn.Module, Sequ
 
 
 def check_apart(blocks: Mapping[str, nn.Module]) -> None:
-    """Raise a TypeError for a layer in two blocks: the second would change what the first has found."""
+    """Raise a TypeError for a layer in two blocks: the second would undo the first one's rounding."""
     owners: dict[QuantizedLayer, str] = {}
     for name, block in blocks.items():
         for layer in layers_of(block):
@@ -138,7 +138,7 @@ def check_apart(blocks: Mapping[str, nn.Module]) -> None:
 
 
 class _EnoughError(Exception):
-    """Ends a forward after the block that is looked at."""
+    """Ends a forward after the observed block."""
 
 
 def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -177,7 +177,7 @@ def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Te
 
 @torch.no_grad()
 def feature_dim_of(block: nn.Module, sample: Tensor) -> int:
-    """Return the dimension of a block's channels: the last one of what a linear layer returns, as of tokens."""
+    """Return the channel dimension of a block's output; the last one for a linear layer, as with tokens."""
     last: list[Any] = [None, None]
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

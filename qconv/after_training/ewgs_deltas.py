@@ -1,4 +1,4 @@
-"""EWGS's δ, by which gradients grow or shrink, from the Hessian of the loss (Lee et al., arXiv:2104.00903)."""
+"""EWGS's δ, the factor of its gradients, from the Hessian of the loss (Lee et al., arXiv:2104.00903)."""
 
 import math
 import sys
@@ -102,7 +102,7 @@ def set_ewgs_deltas(
 
 
 def ewgs_quantizers(model: nn.Module) -> dict[str, EWGS]:
-    """The EWGS quantizers by their names; of stages, that of the present one."""
+    """Return the EWGS quantizers by their names; with stages, the present one."""
     found = {}
     for name, layer in quantized_layers(model).items():
         for place, quantizer in zip(("input_quantizer", "weight_quantizer"), _both(layer), strict=True):
@@ -113,7 +113,7 @@ def ewgs_quantizers(model: nn.Module) -> dict[str, EWGS]:
 
 
 def obstacle(model: nn.Module, *, at_last: bool = False) -> str:
-    """Return why δ can't be measured: now, or in the last stage of all quantizers; empty if it can."""
+    """Return why δ can't be measured now, or in the last stage of all quantizers; empty if it can."""
     stages = [_present(each, at_last) for layer in quantized_layers(model).values() for each in _both(layer)]
     if not any(isinstance(each, EWGS) for each in stages):
         return "model has no EWGS quantizer: convert it with qconv.schemes.ewgs()"
@@ -133,13 +133,13 @@ def obstacle(model: nn.Module, *, at_last: bool = False) -> str:
 
 
 def waits_for_data(model: nn.Module) -> str:
-    """Return which layer is not calibrated yet; empty if all are."""
+    """Return the name of a layer that is not calibrated yet; empty if all are."""
     quantized = quantized_layers(model).items()
     return next((name_of(layer, name) for name, layer in quantized if not layer.input_quantizer.calibrated), "")
 
 
 def write_deltas(model: nn.Module, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Set each δ to the mean of those that batches have given, from 0 to 2n."""
+    """Set each δ to its mean over batches, clamped to 0 to 2n."""
     quantizers, deltas = ewgs_quantizers(model), {}
     for name in dict.fromkeys(name for each in found for name in each):
         values = [each[name] for each in found if name in each]
@@ -158,7 +158,7 @@ def write_deltas(model: nn.Module, found: Sequence[Mapping[str, float]]) -> dict
 def deltas_of(
     model: nn.Module, batch: tuple[Tensor, Tensor], probes: int, generator: torch.Generator, loss: Loss
 ) -> dict[str, float]:
-    """Return what one batch gives for each δ, which may be negative; the mean over all processes, which all call it."""
+    """Return one batch's value for each δ, perhaps negative: the mean over all processes, which must all call this."""
     if why := obstacle(model):
         raise ValueError(why)
     if name := waits_for_data(model):
@@ -202,7 +202,7 @@ def _both(layer: QuantizedLayer) -> tuple[Quantizer, Quantizer]:
 
 
 def _present(quantizer: Quantizer, at_last: bool = False) -> Quantizer:
-    """The quantizer itself, or that of its stage: the present one, or the last that begins."""
+    """Return the quantizer itself, or the one of its stage: the present stage, or the last that begins."""
     while isinstance(quantizer, Stages):
         last: Any = quantizer.quantizers[quantizer.last]
         quantizer = last if at_last else quantizer.current

@@ -1,4 +1,4 @@
-"""What rounding costs to second order: traces of the loss's Hessian, and the increase of the loss that they predict."""
+"""The cost of rounding to second order: traces of the loss's Hessian, and the predicted increase of the loss."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ class _WithSecondDerivatives(TorchFunctionMode):
 
 @contextmanager
 def differentiated_twice(remedy: str) -> Iterator[None]:
-    """Compute so that gradients have gradients: attention without its fused kernels, for one.
+    """Context manager: make gradients differentiable, for example attention without its fused kernels.
 
     Raises:
         ValueError: an operator has no second derivative; the message names it, and ends in ``remedy``.
@@ -63,7 +63,7 @@ def traces(
     of_inputs: bool = True,
     output: Output | None = None,
 ) -> dict[str, tuple[float, list[float]]]:
-    """Return the means of the Hessians' diagonals by the weight of each layer, and by the input of each call of it.
+    """Return the mean diagonals of the Hessians by each layer's weight, and by the input of each of its calls.
 
     The first is that of the mean loss, the second that of a sample's loss, and 0 without ``of_inputs``. The expectation
     of ``v · (H v)`` over vectors v of random signs is the trace of H. Each tensor has its own vectors: one vector for
@@ -132,7 +132,7 @@ def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
 def expected_losses(
     model: nn.Module, batches: Batches, found: Mapping[str, tuple[float, list[float]]]
 ) -> dict[str, float]:
-    """Return how much the mean loss should rise by the quantization of each layer, from the result of `traces`."""
+    """Return the expected rise of the mean loss by each layer's quantization, from the result of `traces`."""
     layers = quantized_layers(model)
     samples = sum(len(images) for images, _ in batches)
     costs = {
@@ -153,7 +153,7 @@ def expected_losses(
 
 @contextmanager
 def _inputs(layers: Mapping[str, QuantizedLayer], *, grad: bool) -> Iterator[dict[str, list[Tensor]]]:
-    """Collect the layers' inputs, as tensors that the output depends on if they are to have gradients."""
+    """Collect the layers' inputs, as tensors of the graph if they need gradients."""
     found: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def hook(name: str):

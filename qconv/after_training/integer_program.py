@@ -1,4 +1,4 @@
-"""The integer program of `assign_bits`: the choice for each layer, of least cost within the budgets."""
+"""The integer program of `assign_bits`: the cheapest choices within the budgets."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Choice:
 
 
 def cheapest(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple[int | None, int]]) -> dict[str, int]:
-    """Return the number of the choice for each layer, of least cost in all.
+    """Return the index of the choice for each layer, with the least total cost.
 
     Args:
         others: the choices for each layer.

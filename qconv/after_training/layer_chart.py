@@ -1,4 +1,4 @@
-"""Charts with a line for each layer of a model."""
+"""Charts with one line per layer of a model."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ BLUE = "#4c72b0"
 
 @contextmanager
 def layer_chart(path: str | os.PathLike[str], layers: int, panels: int, what: str) -> Iterator[list[Any]]:
-    """Yield axes side by side, which share the layers as y, and write them into a PNG file at the end.
+    """Yield axes next to each other, with the layers as a shared y axis; write them to a PNG file at the end.
 
     Raises:
         ImportError: matplotlib is not installed; ``what`` needs it.

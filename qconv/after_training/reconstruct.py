@@ -1,4 +1,4 @@
-"""Quantization after training: the rounding of weights is learned, block by block, from images without labels."""
+"""Quantization after training: learned rounding of the weights, block by block, from unlabelled images."""
 
 import math
 import os
@@ -38,7 +38,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Block:
-    """What `reconstruct` has done to a block.
+    """The result of `reconstruct` for one block.
 
     Attributes:
         name: of the module.
@@ -57,7 +57,7 @@ class Block:
 
 @dataclass(frozen=True, repr=False)
 class Reconstruction:
-    """The blocks in the order of their calls; ``str`` of it is a table.
+    """The blocks in the order of their calls; prints as a table.
 
     Attributes:
         rows: the blocks.
@@ -95,7 +95,7 @@ def reconstruct(
     max_samples: int = 512,
     seed: int = 0,
 ) -> Reconstruction:
-    r"""Learn how the weights of a converted model are rounded, without labels and without training it.
+    r"""Learn the rounding of a converted model's weights, without labels and without training it.
 
     AdaRound (arXiv:2004.10568), for blocks of layers as in BRECQ (arXiv:2102.05426). Block after block, in the order in
     which the model calls them, each weight is rounded up or down so that the block, which gets its inputs from the
@@ -202,7 +202,7 @@ def reconstruct(
 
 
 def _check_unwrapped(model: nn.Module) -> None:
-    """Raise if the whole network is the only child of a wrapper, and would be taken for one block."""
+    """Raise if the whole network is the only child of a wrapper, and would become one block."""
     if isinstance(model, DataParallel | DistributedDataParallel | AveragedModel) or "_orig_mod" in model._modules:
         place = "._orig_mod" if "_orig_mod" in model._modules else ".module"
         raise TypeError(f"model ({type(model).__name__}) is a wrapper: pass the network in it, {place}")
@@ -220,7 +220,7 @@ def _check_levels(name: str, layer: QuantizedLayer) -> None:
 
 
 def _warn_if_left_out(layers: Mapping[str, QuantizedLayer], blocks: Iterable[nn.Module]) -> None:
-    """Warn of layers that are in no block, since the model does not call them."""
+    """Warn of layers outside all blocks, because the model does not call them."""
     called = {layer for block in blocks for layer in layers_of(block)}
     if left := [f"'{name}'" for name, layer in layers.items() if layer not in called]:
         warnings.warn(
@@ -231,7 +231,7 @@ def _warn_if_left_out(layers: Mapping[str, QuantizedLayer], blocks: Iterable[nn.
 
 
 def _warn_if_on_levels(layers: Mapping[str, QuantizedLayer]) -> None:
-    """Warn of layers of whose rounding there is nothing to learn."""
+    """Warn of layers without a rounding to learn."""
     settled = [name_of(layer, name) for name, layer in layers.items() if bool(Rounding(layer).on_level.all())]
     if settled:
         more = f" and {len(settled) - 1} more" if settled[1:] else ""

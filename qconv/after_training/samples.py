@@ -1,4 +1,4 @@
-"""The samples on which a trained model is looked at: batches of images, with labels perhaps."""
+"""Samples for the analysis of a trained model: batches of images, perhaps with labels."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -51,7 +51,7 @@ def batches_of(
 
 
 def output_of(model: nn.Module, images: Tensor, output: Output | None = None) -> Tensor:
-    """Return the output of a model; of several, the one that ``output`` chooses.
+    """Return the output of a model; of several outputs, the one chosen by ``output``.
 
     Raises:
         TypeError: that is not one tensor of outputs for each sample.
@@ -81,7 +81,7 @@ def output_of(model: nn.Module, images: Tensor, output: Output | None = None) ->
 
 
 def _keys(given: Any) -> list[Any]:
-    """What chooses one of several outputs."""
+    """Return the keys of several outputs."""
     if isinstance(given, Mapping):
         return list(given)
     if is_dataclass(given):
@@ -92,7 +92,7 @@ def _keys(given: Any) -> list[Any]:
 
 
 def _told(given: Any) -> str:
-    """What a model returns, in words."""
+    """Describe a model's return value in words."""
     if isinstance(given, Tensor):
         return f"a tensor of shape {tuple(given.shape)}"
     names = [key for key in _keys(given) if not isinstance(given, tuple | list) or isinstance(key, str)]
@@ -104,7 +104,7 @@ def _told(given: Any) -> str:
 def _read(
     model: nn.Module, images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, max_samples: int
 ) -> Iterator[tuple[Tensor, Any, int]]:
-    """Yield the images of each batch, what follows them in it, and how many of them count."""
+    """Yield the images of each batch, the rest of the batch, and how many images count."""
     check_at_least_one(max_samples=max_samples, batch_size=batch_size)
     if isinstance(images, Tensor):
         starts = range(0, len(images), batch_size) if images.ndim else ()

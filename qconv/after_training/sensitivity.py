@@ -1,4 +1,4 @@
-"""Which layers cost accuracy most: each one quantized alone, and what that does to outputs and loss."""
+"""Which layers cost accuracy most: one layer at a time is quantized, and outputs and loss are compared."""
 
 import math
 import os
@@ -40,7 +40,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Cost:
-    """What quantizing does to the outputs of a model.
+    """The effect of quantization on the outputs of a model.
 
     Attributes:
         layer: the name of the layer that is quantized.
@@ -61,18 +61,18 @@ class Cost:
 
     @property
     def sqnr(self) -> float:
-        """The ratio of signal to quantization noise in the outputs, in dB."""
+        """The signal-to-quantization-noise ratio of the outputs, in dB."""
         return float("inf") if self.error == 0 else -10 * torch.tensor(self.error, dtype=torch.float64).log10().item()
 
     @property
     def cost(self) -> float:
-        """The figure by which layers are compared: the loss, without labels the divergence, else the error."""
+        """The figure for comparing layers: the loss; without labels the divergence, else the error."""
         return next(figure for figure in (self.loss, self.kl, self.error) if figure is not None)
 
 
 @dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """The costs of a model's layers, the most costly first; ``str`` of it is a table.
+    """The costs of a model's layers, the most costly first; prints as a table.
 
     Attributes:
         rows: a cost for each layer.
@@ -88,11 +88,11 @@ class Sensitivity:
 
     @property
     def costs(self) -> dict[str, float]:
-        """`Cost.cost` by the names of the layers, for `qconv.plan` and `qconv.summary`."""
+        """`Cost.cost` by layer name, for `qconv.plan` and `qconv.summary`."""
         return {row.layer: row.cost for row in self.rows}
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write a row for each layer, and one for all together."""
+        """Write a row for each layer, and one for all layers together."""
         write_csv([{**asdict(row), "sqnr_db": row.sqnr} for row in (*self.rows, self.together)], Path(path))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -136,7 +136,7 @@ def sensitivity(
     max_samples: int = 512,
     **options: Any,
 ) -> Sensitivity:
-    """Quantize each layer alone, while all others stay float, and measure what it does to the model's outputs.
+    """Quantize one layer at a time, with all others float, and measure the effect on the model's outputs.
 
     Of a float model a copy is converted by ``scheme`` and calibrated on the same images; a converted one is measured as
     it is, against its own latent weights. Neither is changed. The model runs in evaluation, once for each layer.
@@ -208,7 +208,7 @@ def sensitivity(
 
 
 def calibrate_what_waits(model: nn.Module, batches: Sequence[Tensor]) -> None:
-    """Calibrate the layers whose quantizers have had no data; the others stay as they are."""
+    """Calibrate the layers with quantizers that have had no data; the others stay unchanged."""
     waiting = [name for name, layer in quantized_layers(model).items() if not layer.input_quantizer.had_data()]
     if waiting:
         calibrate_layers(model, batches, sum(map(len, batches)), waiting)
@@ -216,7 +216,7 @@ def calibrate_what_waits(model: nn.Module, batches: Sequence[Tensor]) -> None:
 
 @contextmanager
 def float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
-    """Let these layers compute what their float twins do; a forward that a layer has been given is back afterwards."""
+    """Context manager: let these layers compute as their float twins; forwards set on a layer are restored."""
     own = {layer: layer.__dict__.get("forward") for layer in layers}
     for layer in own:
         # That of the class: the float_type of a layer may be a subclass of it, whose methods refuse this layer.
@@ -267,7 +267,7 @@ def _divergence(y: Tensor, y_q: Tensor) -> float:
 
 
 def _mean_loss(outputs: Sequence[Tensor], batches: Batches) -> float | None:
-    """The mean cross-entropy; None unless all labels are classes, of which the model tells at least two apart."""
+    """Return the mean cross-entropy; None unless all labels are classes, and the model has at least two."""
     pairs = [(y, labels) for y, (_, labels) in zip(outputs, batches, strict=True) if labels is not None]
     if len(pairs) < len(outputs) or any(
         labels.is_floating_point() or y.ndim < 2 or y.shape[1] < 2 for y, labels in pairs
@@ -283,7 +283,7 @@ def _accuracy(outputs: Sequence[Tensor], batches: Batches) -> float:
 
 
 def _labelled(labels: Tensor) -> int:
-    """The number of labels, of pixels perhaps, that count in `torch.nn.functional.cross_entropy`."""
+    """Return the number of labels, perhaps of pixels, that `torch.nn.functional.cross_entropy` counts."""
     return int((labels != IGNORED).sum())
 
 

@@ -108,7 +108,7 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
 
 
 def _time(side: Callable[[], Tensor], count: int) -> float:
-    """Seconds per call, after an uncounted one."""
+    """Return the seconds per call, after a warm-up call."""
     side()
     start = time.perf_counter()
     for _ in range(count):

@@ -115,7 +115,7 @@ def measure_prepared(
 
 
 def _loader(data: LargePicturesDataModule, normalized: bool = True) -> Callable[[], Iterable[Any]]:
-    """An epoch of batches."""
+    """Return a function that yields an epoch of batches."""
     data.setup("fit")
     loader = data.train_dataloader()
 
@@ -155,7 +155,7 @@ def _measure(
     theirs: Callable[[], Iterable[Any]],
     our_count: int | None = None,
 ) -> Result:
-    """Time both sides in turn, each round ``count`` images or an epoch, after one uncounted round."""
+    """Time both sides in turn, ``count`` images or an epoch per round, after a warm-up round."""
     if rounds < 1:
         raise ValueError(f"rounds (={rounds}) must be at least 1")
     pairs = [

@@ -1,4 +1,4 @@
-"""A network in the forms in which it can be run: float, as trained, frozen, and in ONNX Runtime."""
+"""A network in all forms that can run: float, as trained, frozen, and in ONNX Runtime."""
 
 import copy
 import os
@@ -295,7 +295,7 @@ def in_turn(
 
 
 def _time(run: Run, batch: Tensor, count: int) -> float:
-    """Seconds per call, after an uncounted one."""
+    """Return the seconds per call, after a warm-up call."""
     run(batch)
     start = time.perf_counter()
     for _ in range(count):

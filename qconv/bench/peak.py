@@ -1,4 +1,4 @@
-"""The peak memory of a call, above what the process holds before it."""
+"""The peak memory of a call, above the memory that the process held before it."""
 
 import ctypes
 import gc
@@ -17,7 +17,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_mib(make: Callable[[], Step], device: str) -> float | None:
-    """Measure a step in a process of its own; None if there is no way to do so on this device and system.
+    """Measure a step in a separate process; None if this device or system can't do that.
 
     On a GPU it is what torch has allocated at most, and on Linux the resident memory, where freed memory goes back to
     the system at once. The process runs the step twice before: what these leave behind does not count.
@@ -45,7 +45,7 @@ def peak_mib(make: Callable[[], Step], device: str) -> float | None:
 
 
 def answer() -> None:
-    """Write the peak of the step that is described on the standard input to the standard output."""
+    """Write the peak of the step described on standard input to standard output."""
     make, device, threads = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def answer() -> None:
 
 
 def on_gpu(step: Step, device: str) -> float:
-    """Return the MiB that torch allocates at most in a step on a GPU, above what it holds before."""
+    """Return the MiB that torch allocates at most in a step on a GPU, above the memory before it."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -40,6 +40,6 @@ class Row(ABC):
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The lower quartile, the median and the upper quartile; of a single value three times itself."""
+    """Return lower quartile, median and upper quartile; a single value three times."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else list(values) * 3
     return low, middle, high

@@ -1,4 +1,4 @@
-"""One training step of a quantized layer or network, lean or not, against that of its float twin."""
+"""One training step of a quantized layer or network, lean or not, against its float twin's."""
 
 import copy
 import os
@@ -219,7 +219,7 @@ def _equal(
 
 @cache
 def _float_peak(case: Case, settings: Settings) -> float | None:
-    """MiB of the float side, which is that of every scheme."""
+    """Return the MiB of the float side, equal for every scheme."""
     return _peak(case, None, settings, None)
 
 
@@ -229,7 +229,7 @@ def _peak(case: Case, scheme: Scheme | None, settings: Settings, lean: Lean | No
 
 
 def _made_step(case: Case, scheme: Scheme | None, settings: Settings, lean: Lean | None) -> Step:
-    """The step of a new model; of the float one if ``scheme`` is None."""
+    """Return the step of a new model; of the float one if ``scheme`` is None."""
     model = _placed(case.build(), settings)
     if scheme is not None:
         model = case.quantized(model, scheme, lean)
@@ -270,7 +270,7 @@ def training_step(case: Case, model: nn.Module, settings: Settings) -> Step:
 
 
 def interleaved(sides: list[Step], settings: Settings) -> list[tuple[float, ...]]:
-    """Return the seconds of all sides in each round; every other round takes them in the opposite order."""
+    """Return the seconds of all sides in each round; every other round reverses the order."""
     times = []
     for turn in range(settings.warmup + settings.rounds):
         taken = [0.0] * len(sides)

@@ -59,7 +59,7 @@ READER_GONE = 1
 
 
 def is_reader_gone() -> bool:
-    """Whether nobody reads stdout or stderr any more; further output is then discarded.
+    """Whether stdout or stderr has no reader any more; further output is then discarded.
 
     Other pipes can break, too, such as pipes to a worker or to a logger's server.
     """

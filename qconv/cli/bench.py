@@ -1,4 +1,4 @@
-"""``qconv bench``: measurements against others in the same run."""
+"""``qconv bench``: benchmarks, each against a reference in the same run."""
 
 import argparse
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Defaults(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def add(commands: Any) -> None:
-    """The command, its benchmarks, and their arguments."""
+    """Add the command, its benchmarks, and their arguments."""
     parser = commands.add_parser(
         "bench",
         help="measure speed, memory and size against torch",

@@ -22,7 +22,7 @@ NO_PICTURES = "timed on random numbers: name IMAGE files to count agreement"
 
 @dataclass(frozen=True)
 class Compared:
-    """The arguments of `qconv.compare_models`, and facts about its result.
+    """The arguments of `qconv.compare_models`, and notes on the result.
 
     Attributes:
         arguments: the positional arguments.
@@ -37,7 +37,7 @@ class Compared:
     has_pictures: bool = True
 
     def judged(self, result: "ModelComparison") -> "ModelComparison":
-        """Return the result with the notes, and without meaningless figures."""
+        """Return the result with notes, and without meaningless figures."""
         forms = list(result.forms)
         if not self.has_pictures:
             forms = [replace(form, agreement=None, accuracy=None) for form in forms]

@@ -1,4 +1,4 @@
-"""``qconv data``: images made ready for training."""
+"""``qconv data``: preparing images for training."""
 
 import argparse
 import shlex
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-    """The command, its subcommands and their arguments."""
+    """Add the command, its subcommands and their arguments."""
     parser = commands.add_parser(
         "data",
         help="prepare large images for fast training",
@@ -53,7 +53,7 @@ def _add_prepare(kinds: Any) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    """Prepare the images, and print the result and the command to train with it."""
+    """Prepare the images; print the result and the command to train with it."""
     from ..data.prepare import prepare_pictures
     from ..training.resume import override
 

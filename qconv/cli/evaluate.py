@@ -1,4 +1,4 @@
-"""``qconv evaluate``: the figures of a run's checkpoint, from the run's folder alone."""
+"""``qconv evaluate``: the results of a run's checkpoint, from the run's folder only."""
 
 import argparse
 import warnings
@@ -9,7 +9,7 @@ from ..runs.run_files import BEST, CONFIG, EVALUATION, LAST
 
 
 def add(commands: Any) -> None:
-    """The command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "evaluate",
         help="validate and test the best checkpoint of a run",
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the figures."""
+    """Print the results."""
     warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
     from ..training.run import evaluate
     from ..training.stored_config import config_errors, stored_config

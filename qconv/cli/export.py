@@ -1,4 +1,4 @@
-"""``qconv export``: a trained model as a file for use elsewhere."""
+"""``qconv export``: writing a trained model to a file for use elsewhere."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ PICTURES = 256  # of a run, if none are named
 
 
 def add(commands: Any) -> None:
-    """The command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "export",
         help="write a trained model as a packed or ONNX file",
@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
 
 
 def _described(source: Source) -> dict[str, str]:
-    """Images and classes from the packed file, for the metadata of the ONNX file; empty without a packed file."""
+    """Return images and classes of the packed file, for the ONNX file's metadata; empty without a packed file."""
     if source.is_run and not (source.path / PACKED).is_file():
         return {}
     from ..packed.load import read_header

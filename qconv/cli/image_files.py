@@ -1,4 +1,4 @@
-"""The image files that a command line names: files, folders, and patterns that no shell has expanded."""
+"""The image files named on a command line: files, folders, and patterns that the shell did not expand."""
 
 import glob
 import os
@@ -37,7 +37,7 @@ def _of_folder(folder: Path) -> list[str]:
 
 
 def _seen(folder: Path) -> Iterator[Path]:
-    """The files in a folder and its subfolders, as training sees them: no hidden files, but through links."""
+    """Yield the files in a folder and its subfolders, as training does: following links, without hidden files."""
     visited: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(place)) in visited:

@@ -28,7 +28,7 @@ MUST_BE_GIVEN = {
 
 
 def message(error: BaseException) -> str:
-    """The message for the user: without Hydra's wrapping, and with the file that the system refused."""
+    """Return the message for the user: without Hydra's wrapping, and with the file that the system refused."""
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         return str(error.__cause__)
     if isinstance(error, OverrideParseException) and "=" not in error.override and error.override[:1] != "~":
@@ -79,7 +79,7 @@ def lightning_errors() -> Iterator[None]:
 
 
 def must_be_given(key: str, parent: object) -> str:
-    """The message for a key that needs a value and has none.
+    """Return the message for a key without its required value.
 
     Args:
         key: the whole key.
@@ -91,7 +91,7 @@ def must_be_given(key: str, parent: object) -> str:
 
 
 def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
-    """The message for ``group=option`` without such a config; it names the nearest, also in subfolders."""
+    """Return the message for an unknown ``group=option``, with the nearest option, also in subfolders."""
     group, _, name = wanted.partition("/")
     if group == "hydra":
         more = "others are separate packages, such as hydra-joblib-launcher"
@@ -114,7 +114,7 @@ def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
 
 
 def _unknown_key(error: BaseException) -> str | None:
-    """The message for an override of a missing key; it names the nearest key. None for other errors."""
+    """Return the message for an override of an unknown key, with the nearest key. None for other errors."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ConfigAttributeError | ConfigKeyError):
         cause = cause.__cause__
@@ -141,7 +141,7 @@ def _unknown_key(error: BaseException) -> str | None:
 
 
 def _is_empty(place: str, parent: object) -> str:
-    """The message for an override below an empty node, from the node's whole key and its parent."""
+    """Return the message for an override below an empty node, from the node's full key and its parent."""
     given = must_be_given(place, parent)
     if not given.endswith("…"):
         return given

@@ -1,4 +1,4 @@
-"""The words of ``qconv train`` against its config: flags, values of another type, missing ones, other functions."""
+"""Checks of the words of ``qconv train`` against its config: flags, types, missing values, other functions."""
 
 import inspect
 import typing
@@ -84,7 +84,7 @@ def check_direction(objective: Any, sweeper: Any) -> None:
 
 
 def _without_value(node: DictConfig, place: str = "") -> Iterator[tuple[str, DictConfig]]:
-    """The keys without a value, with their nodes; interpolations are not resolved.
+    """Yield the keys without a value, with their nodes; interpolations are not resolved.
 
     A recipe has ``FILE`` where the default is null: in a merge of configs ``???`` would leave the null.
     """
@@ -97,7 +97,7 @@ def _without_value(node: DictConfig, place: str = "") -> Iterator[tuple[str, Dic
 
 
 def check_flags(words: Sequence[str]) -> None:
-    """Raise a ValueError for a flag that Hydra does not have; Hydra itself would print argparse's message."""
+    """Raise a ValueError for a flag that Hydra does not have, instead of argparse's message."""
     known = get_args_parser()._option_string_actions
     for word in words:
         flag = word.partition("=")[0]
@@ -153,7 +153,7 @@ def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
 
 
 def _arguments(target: str) -> set[str] | None:
-    """The names of a function's arguments; None if it takes any, or has no signature."""
+    """Return the names of a function's arguments; None if it takes any, or has no signature."""
     try:
         parameters = inspect.signature(_locate(target)).parameters.values()
     except (HydraException, ValueError, TypeError, ImportError):  # which is said where it is called
@@ -162,7 +162,7 @@ def _arguments(target: str) -> set[str] | None:
 
 
 def _rule(default: Any, value: Any) -> str | None:
-    """The type that `default` demands of `value`, which may be null; None if it fits."""
+    """Return the type that `default` demands of `value`, which may be null; None if it fits."""
     if isinstance(default, ListConfig) and not isinstance(value, ListConfig | NoneType):
         return "a list"
     if isinstance(default, bool):
@@ -173,7 +173,7 @@ def _rule(default: Any, value: Any) -> str | None:
 
 
 def _rule_if_known(default: Any, value: Any) -> str | None:
-    """As `_rule`, for keys that take neither null nor, with a whole number as default, fractions."""
+    """Return the type that `default` demands of `value`, without null and fractions; None if it fits."""
     if type(default) is int and isinstance(value, float):
         return "a whole number"
     if value is not None:
@@ -183,7 +183,7 @@ def _rule_if_known(default: Any, value: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """The value as a command line has it."""
+    """Return the value in the command line's notation."""
     if isinstance(value, ListConfig):
         return f"[{', '.join(map(_shown, value))}]"
     if value is None:
@@ -192,7 +192,7 @@ def _shown(value: Any) -> str:
 
 
 def _types_of(cfg: DictConfig, key: str) -> set[type]:
-    """The types that the function behind a key takes, as far as it says so."""
+    """Return the types of the arguments of a key's function, if annotated."""
     place, _, name = key.rpartition(".")
     node = OmegaConf.select(cfg, place) if place else None
     if not isinstance(node, DictConfig) or "_target_" not in node:

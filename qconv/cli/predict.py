@@ -1,4 +1,4 @@
-"""``qconv predict``: the classes of images."""
+"""``qconv predict``: classifying images."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from .source import add_model
 
 
 def add(commands: Any) -> None:
-    """The command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "predict",
         help="classify image files",

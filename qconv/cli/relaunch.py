@@ -1,4 +1,4 @@
-"""The other processes of a run: the command line with which Lightning starts them, and their clean-up."""
+"""The other processes of a run: the command line that Lightning starts them with, and their clean-up."""
 
 import argparse
 import os
@@ -28,7 +28,7 @@ def command_line(called: Sequence[str], arguments: Sequence[str], cfg: DictConfi
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """Forget the other processes when the run ends: the next run of a sweep starts its own."""
+    """Forget the other processes when a run ends, so that the next run of a sweep starts its own."""
     before = dict(os.environ)
     try:
         yield
@@ -43,7 +43,7 @@ def forgotten() -> Iterator[None]:
 
 
 def _sources(arguments: Sequence[str]) -> list[str]:
-    """Hydra's options that say where the configs are."""
+    """Return Hydra's options with the places of the configs."""
     parser = argparse.ArgumentParser(add_help=False)
     for names in (("--config-dir", "-cd"), ("--config-path", "-cp"), ("--config-name", "-cn")):
         parser.add_argument(*names)

@@ -1,4 +1,4 @@
-"""``qconv report``: the page of a run."""
+"""``qconv report``: writing the HTML page of a run."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ SECONDS = 1.0  # to time each batch size
 
 
 def add(commands: Any) -> None:
-    """The command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "report",
         help="write the page of a run: what was trained, curves, mistakes, latency",

@@ -1,4 +1,4 @@
-"""``qconv train resume=RUN``: continues a run with the config in its folder; Hydra composes none."""
+"""``qconv train resume=RUN``: continues a run with the config in its folder, without Hydra."""
 
 import shlex
 from collections.abc import Sequence

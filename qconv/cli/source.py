@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """The argument MODEL."""
+    """Add the argument MODEL."""
     what = f"folder of a run (which must be trusted), a packed model, or a name that qconv zoo lists{more}"
     parser.add_argument("model", metavar="MODEL", type=Source, help=what)
 
 
 class Source:
-    """The model named by MODEL; nothing is read until it is needed."""
+    """The model named by MODEL, read only when needed."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -55,7 +55,7 @@ class Source:
         return self.run.model() if self.is_run else self.predictor.model
 
     def inputs(self, pictures: list[str], count: int, split: Literal["train", "val"]) -> "Tensor":
-        """Return the network's inputs for these images; without any, for `count` images of the run."""
+        """Return the network's inputs from these images; without any, `count` images of the run."""
         if pictures:
             import torch
 

@@ -9,7 +9,7 @@ from .source import add_model
 
 
 def add(commands: Any) -> None:
-    """The command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "summary",
         help="show what a packed model consists of",

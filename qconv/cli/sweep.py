@@ -1,4 +1,4 @@
-"""The end of a sweep: one table over its runs, with mean and standard deviation over the seeds."""
+"""The table at the end of a sweep, with mean and standard deviation over the seeds."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ class SweepTable(Callback):
 
 
 def read_runs(folder: Path) -> list[dict[str, Any]]:
-    """The sweep's runs that have a result, in order; `hydra.sweep.subdir` may put them into folders of folders."""
+    """Return the sweep's runs with a result, in order; `hydra.sweep.subdir` may nest their folders."""
     found = (path.parents[1] for path in folder.rglob(".hydra/overrides.yaml"))
     jobs = sorted((job for job in found if not _is_of_another(job, folder)), key=_number)
     return [read_run(job, result) for job in jobs if (result := _result_of(job)) is not None]
@@ -75,7 +75,7 @@ def _result_of(job: Path) -> Path | None:
 
 
 def read_run(job: Path, path: Path) -> dict[str, Any]:
-    """The overrides of a job, and the figures of its run."""
+    """Return the overrides of a job, and the results of its run."""
     result = json.loads(path.read_text())
     overrides: Any = OmegaConf.to_container(OmegaConf.load(job / ".hydra" / "overrides.yaml"))  # not resolved
     words = [str(word) for word in overrides if not str(word).startswith("seed=")]
@@ -94,7 +94,7 @@ def table(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def spread(values: list[float]) -> str:
-    """Mean, and the sample standard deviation if there is one."""
+    """Return the mean, and the sample standard deviation if there is one."""
     from ..training.report.screen import percent
 
     deviation = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""

@@ -38,7 +38,7 @@ store_schemes()
 
 
 def train(cfg: DictConfig) -> "Result":
-    """Train as `cfg` says, write the run's folder, and return the figures."""
+    """Train with this config, write the run's folder, and return the results."""
     from ..training.run import train
 
     return train(cfg)
@@ -57,7 +57,7 @@ def is_first_process() -> bool:
 
 
 def announce(folder: str) -> None:
-    """Print the run's folder before the imports, which take seconds; nothing if they are done, as in a sweep."""
+    """Print the run's folder before the slow imports; nothing if they are done, as in a sweep."""
     if "torch" not in sys.modules and is_first_process():
         print(f"{folder}: loading PyTorch and Lightning", flush=True)
 
@@ -85,7 +85,7 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
 
 
 def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
-    """Compose the config that the arguments ask for and run `main` with it, or do what they ask of Hydra instead.
+    """Compose the config from the arguments and run `main` with it, or do what the arguments ask of Hydra.
 
     Args:
         program: the name of the program in messages.
@@ -131,7 +131,7 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
 
 
 def flags_last(words: Sequence[str]) -> list[str]:
-    """The words with Hydra's flags last, because argparse rejects flags between other words."""
+    """Return the words with Hydra's flags last, because argparse rejects flags between other words."""
     others: list[str] = []
     flags: list[str] = []
     rest = iter(words)
@@ -175,5 +175,5 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
 
 
 def told(error: BaseException) -> SystemExit:
-    """The exit of the program with a message about an error."""
+    """Return an exit of the program with an error message."""
     return SystemExit(f"error: {message(error)}\n(HYDRA_FULL_ERROR=1 shows the traceback)")

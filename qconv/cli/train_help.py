@@ -1,4 +1,4 @@
-"""``qconv train --help``, without Hydra: its own help composes a config for each group and takes seconds."""
+"""``qconv train --help``, without Hydra, whose own help composes a config per group and takes seconds."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""``qconv verify``: whether the shipped model computes the same as the trained one."""
+"""``qconv verify``: comparing the shipped model with the trained one."""
 
 import argparse
 from typing import Any
@@ -9,7 +9,7 @@ PICTURES = 64  # of a run, if none are named
 
 
 def add(commands: Any) -> None:
-    """The command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "verify",
         help="check that what ships computes what was trained",

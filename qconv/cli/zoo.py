@@ -5,7 +5,7 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-    """The command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "zoo",
         help="list the trained networks that come with qconv",

@@ -1,4 +1,4 @@
-"""Convolutions and linear layers whose input and weight are signs, on the bits of them, and their gradients.
+"""Convolutions and linear layers with signs for input and weight, computed on bits, and their gradients.
 
 The forward counts bits. A gradient has one operand of ±1, and adds up numbers that were looked up by bits of it.
 """
@@ -40,7 +40,7 @@ class BitOperands(NamedTuple):
 
 
 def forward_of_bits(operands: BitOperands, factor: Tensor | None = None, summand: Tensor | None = None) -> Tensor:
-    """Return the sums, times the scale in the input's dtype, in that dtype; images are channels_last.
+    """Return the sums times the scale, in the input's dtype; images are channels_last.
 
     ``factor`` and ``summand``, float32 of each output channel, are applied to the result without rounding in between.
     """

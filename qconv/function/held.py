@@ -1,4 +1,4 @@
-"""What a backward has computed again, held for the next Functions that need it.
+"""Tensors that a backward has computed again, held for the next Functions that need them.
 
 A Function needs its input; the recipe of the next layer's input begins at the same tensor. Without memory a chain of
 layers would be computed once for each of its members.
@@ -22,7 +22,7 @@ _BYTES_OF_FORMS = 4 << 20
 
 
 class Held:
-    """A pure function of tensors whose value a backward holds until the last Function that saved it has had it.
+    """A pure function of tensors; a backward holds its value until the last Function that saved it has used it.
 
     Args:
         compute: the function. It is always called with the same tensors.
@@ -39,7 +39,7 @@ class Held:
         return self._value is not None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        """Return the value for a function that is computed from it, and does not write to it."""
+        """Return the value for a function that computes from it without writing to it."""
         if self._value is None:
             value = self.compute(*tensors)
             self._hold(value)
@@ -47,7 +47,7 @@ class Held:
         return self._value
 
     def taken(self, is_own: bool, *tensors: Tensor) -> Tensor:
-        """Return the value to one of the Functions that saved it, and which may write to it if ``is_own``."""
+        """Return the value to one of the Functions that saved it; it may write to the value if ``is_own``."""
         value = self.compute(*tensors) if self._value is None else self._value
         self.users -= 1
         if is_own or self.users < 1:
@@ -67,7 +67,7 @@ class Held:
             held[0].drop()
 
     def drop(self) -> None:
-        """Hold the value no longer."""
+        """Drop the value."""
         self._value = None
         held = _memory.__dict__.get("held", [])
         if self in held:
@@ -75,7 +75,7 @@ class Held:
 
 
 def form_of_weight(make: Callable[[], T], weight: Tensor, quantizer: object, *others: Any) -> T:
-    """Return ``make()``, a tuple that is a form of the quantized weight and depends on the other arguments alone.
+    """Return ``make()``, a form of the quantized weight that depends only on the other arguments; cached in a backward.
 
     Within a backward those of the last weights are remembered: batch norm, the layer itself, and the recipes of layers
     after it ask for one in turn.
@@ -98,14 +98,14 @@ _memory = threading.local()
 
 
 def _task() -> int | None:
-    """The number of the backward that runs; None if there is none."""
+    """Return the number of the running backward; None if there is none."""
     if torch.compiler.is_compiling() or (task := torch._C._current_graph_task_id()) == -1:  # pyright: ignore
         return None
     return task
 
 
 def _of_task(task: int) -> dict[str, Any]:
-    """What this thread remembers, until the backward ends; nothing of another one, which an error may have ended."""
+    """Return this thread's cache for the running backward; an earlier backward's, which may have failed, is dropped."""
     memory = _memory.__dict__
     if memory.get("task") != task:
         _forget(memory)

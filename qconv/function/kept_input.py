@@ -1,4 +1,4 @@
-"""The input of a quantized layer, as its backward has it: the tensor itself, or in a lean model bits of it."""
+"""The input of a quantized layer for its backward: the tensor itself, or in a lean model bits of it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -16,7 +16,7 @@ Lean = Literal["exact", "fast"]
 
 
 class Keeping(NamedTuple):
-    """What a lean layer keeps of its input.
+    """The way in which a lean layer keeps its input.
 
     Attributes:
         lean: how it computes its gradients.
@@ -41,7 +41,7 @@ def keep(
     lean: Lean,
     name: Callable[[], str],
 ) -> tuple[Keeping, tuple[Tensor, ...]]:
-    """Return what to keep of ``input``, and the tensors: bits, then those that restore the input itself.
+    """Return how ``input`` is kept, and the tensors: bits, then those that restore the input itself.
 
     ``name`` gives the layer's, for messages.
     """
@@ -62,7 +62,7 @@ def keep(
 
 
 class Restored:
-    """A quantizer that gives what was kept of an input, whatever its methods are called with."""
+    """Stands in for the input's quantizer; returns the stored codes."""
 
     has_whole = True
 
@@ -120,7 +120,7 @@ class KeptInput:
 
     @property
     def _x(self) -> Tensor:
-        """The input itself, if its values are needed."""
+        """Return the input itself, if its values are needed."""
         # Once; a `cached_property` has a lock, which can't be compiled.
         if self._restore is not None:
             self._rest, self._restore = (self._restore(*self._rest),), None
@@ -137,7 +137,7 @@ class KeptInput:
         return Restored(self._quantizer, cast(Keeping, self._keeping), self._bits).quantize(None, *self._tensors)
 
     def gradients(self, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return those of the input and of the quantizer's tensors, from that of the quantized input."""
+        """Return the gradients of the input and of the quantizer's tensors, from the quantized input's."""
         if self._form is None or self._quantizer.needs_input:
             return self._quantizer.backward(grad, self._x, *self._tensors)
         return self._quantizer.backward_kept(grad, self._bits, self._form, *self._tensors)

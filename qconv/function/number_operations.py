@@ -1,4 +1,4 @@
-"""Convolutions and linear layers of numbers with a weight of signs, by table look-up.
+"""Convolutions and linear layers of numbers with a weight of signs, by lookup tables.
 
 The output and the gradient of the input are sums of numbers whose signs are those of the weight
 (`qconv.kernels.look_up`). The gradient of the weight has no signs in it, and is torch's own. Images are
@@ -25,7 +25,7 @@ _PACKED = 1 << 22  # multiplications that make up for quantizing and packing the
 
 
 def sizes_of(op: Any, quantizer: Quantizer, input: Tensor, weight: Tensor) -> Sizes | None:
-    """Return the sizes of the convolution, if its weight is signs and looking up by them pays; else None.
+    """Return the sizes of the convolution if its weight is signs and lookup is faster; else None.
 
     It depends on nothing but the machine and the arguments' sizes, dtypes and devices.
 

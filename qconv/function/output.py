@@ -1,4 +1,4 @@
-"""The output of a quantized layer, from what there is of its input: the tensor, or in a lean model bits of it.
+"""The output of a quantized layer, from its input or, in a lean model, from bits of it.
 
 There are three ways to the same sums. Signs on both sides are counted as bits (`bit_operations`); numbers are
 looked up by the signs of a weight (`number_operations`); all others are multiplied by torch. Only a lean layer in
@@ -39,7 +39,7 @@ class LayerQuantizers(NamedTuple):
         return LayerQuantizers(as_called(self.input), as_called(self.weight), grad, self.backward_weight)
 
     def settle_(self) -> None:
-        """Training has begun: what the quantizers learn is theirs from here on (`NeedsData`)."""
+        """Note that training has begun: the quantizers keep their learned tensors from now on (`NeedsData`)."""
         self.input.settle_()
         self.weight.settle_()
 
@@ -56,7 +56,7 @@ def output_of(
     looked_up: Sequence[Tensor] = (),
     *extra: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output, from quantizers and their tensors, and the quantized weight if the output was made of it.
+    """Return the output from quantizers and their tensors, and the quantized weight if the output used it.
 
     ``sizes`` is that of `number_operations.sizes_of`, and if it is not None ``looked_up`` the tensors of the filters.
     Codes whose sums run in 8-bit integers are not looked up, which takes longer.
@@ -79,7 +79,7 @@ def output_of(
 
 
 def runs_on_bits(op: Any, quantizers: LayerQuantizers, keeping: Keeping) -> bool:
-    """Whether the output is a sum of products of signs that is then scaled; if exact, bit for bit."""
+    """Whether the output is a scaled sum of products of signs; if exact, equal bit for bit."""
     dtypes = (torch.float32,) if keeping.lean == "exact" else (torch.float32, torch.bfloat16)
     of_signs = quantizers.input.signs and quantizers.weight.is_binary
     has_bits = keeping.counts and keeping.form is not None and keeping.form.dtype in dtypes
@@ -101,7 +101,7 @@ def output_of_bits(
     of_weight: Quantized,
     affine: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Return the output, in the memory format of a layer that is not lean."""
+    """Return the output, in the memory format that the layer has when it is not lean."""
     operands = bit_operands(op, keeping, signs, weight, of_weight)
     if affine is not None:
         factor, summand = affine
@@ -121,7 +121,7 @@ def output_again(
     weight: Tensor,
     *tensors: Tensor,
 ) -> Tensor:
-    """Return the output from what was kept of the input; if ``affine``, times its first plus its second tensor.
+    """Return the output from the kept input; if ``affine``, times its first plus its second tensor.
 
     ``counts`` says how many of the tensors are biases, kept bits, those of the filters that are looked up, and those of
     the input's quantizer; the weight's quantizer has the others.

@@ -114,12 +114,12 @@ def quantized_op(
 
 
 def _is_transformed() -> bool:
-    """Whether `torch.func` or `torch.jit.trace` is at work, which take no Function that keeps a context."""
+    """Whether `torch.func` or `torch.jit.trace` is active; they accept no Function with a context."""
     return torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()  # pyright: ignore
 
 
 class _Plain(torch.autograd.Function):
-    """A layer that keeps its input, in the least Python time: on a GPU that is what an eager step takes.
+    """A layer that keeps its input; written for little Python time, which bounds an eager step on a GPU.
 
     In half precision it keeps the quantized weight as well, as autocast keeps the cast weights of a float network.
     """
@@ -279,6 +279,6 @@ class _QuantizedOp(torch.autograd.Function):
 
 
 def _split(items: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:
-    """Split tensors: extra ones, those of the three quantizers, of the filters, what was kept, and the rest."""
+    """Split tensors into extra ones, the three quantizers', the filters', the kept ones, and the rest."""
     ends = [0, *accumulate(counts), len(items)]
     return [items[begin:end] for begin, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Recipes: how a tensor of the forward is computed again in the backward, so that nobody has to keep it.
+"""Recipes: how the backward computes a tensor of the forward again, so that it need not be stored.
 
 The layers of a lean model (`qconv.lean`) hang the recipe of their output on its node in autograd's graph. A layer that
 needs its input for its own backward looks the recipe up there, and saves the few tensors of the recipe in place of its
@@ -37,7 +37,7 @@ Term = tuple[Callable[..., Tensor], int, int]
 
 
 class Recipe(NamedTuple):
-    """``compute(*tensors)`` is the tensor, bit for bit.
+    """A function and its tensors: ``compute(*tensors)`` is the described tensor, bit for bit.
 
     Attributes:
         tensors: what a backward saves in place of the tensor.
@@ -56,7 +56,7 @@ class Recipe(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a Function saves of a tensor: the tensors of its recipe, or the tensor itself.
+    """The saved form of a tensor: the tensors of its recipe, or the tensor itself.
 
     Attributes:
         tensors: for `save_for_backward`.
@@ -68,7 +68,7 @@ class Saved(NamedTuple):
 
 
 class _Hung:
-    """A recipe on a node of the graph, and the version of the tensor that it describes.
+    """A recipe on a node of the graph, with the version of the tensor that it describes.
 
     Tensors with a node of their own are referred to weakly, for some hold this one; the layer that made the recipe has
     saved them. With hooks for saved tensors (activation checkpointing, offloading) it has saved something else, and
@@ -99,12 +99,12 @@ class _Hung:
 
     @property
     def rough(self) -> Callable[..., Tensor]:
-        """The fastest function of the tensors that gives this one."""
+        """Return the fastest function of the tensors that gives this tensor."""
         compute, _, rough, _ = self.of_tensors
         return rough or compute
 
     def placed(self) -> tuple[Place, Term | None]:
-        """Return the place of the tensor in its stream, and its last term, if it is a sum with one in the stream."""
+        """Return the tensor's place in its stream, and its last term if it is a sum with one in the stream."""
         if self.place is None:
             self.place = Place()
             one, other = self.terms or (None, None)
@@ -134,21 +134,21 @@ def runs_as_written() -> bool:
 
 
 def is_recorded() -> bool:
-    """Whether a forward may keep bits for its backward: where it is compiled, too, but not in a graph to be shipped."""
+    """Whether a forward may keep bits for its backward: also when compiled, but not in a graph to be exported."""
     if torch.compiler.is_compiling():
         return torch.is_grad_enabled() and not torch.compiler.is_exporting()
     return torch.is_grad_enabled() and runs_as_written()
 
 
 def hang(x: Tensor, recipe: Recipe) -> Tensor:
-    """Hang a recipe on the node of ``x``, if it has one; return ``x``."""
+    """Attach a recipe to the node of ``x``, if it has one; return ``x``."""
     if runs_as_written() and x.grad_fn is not None and type(x) is Tensor:
         _metadata(x.grad_fn)[_KEY] = _Hung(x, recipe)
     return x
 
 
 def recipe_of(x: Tensor) -> Recipe | None:
-    """Return a recipe of ``x`` as it is now; None if there is none."""
+    """Return a recipe of ``x`` in its present version; None if there is none."""
     if not runs_as_written() or not torch.is_grad_enabled() or x.grad_fn is None or type(x) is not Tensor:
         return None
     hung = _metadata(x.grad_fn).get(_KEY)
@@ -174,7 +174,7 @@ def forget(node: Any) -> None:
 
 
 def saved(x: Tensor, name: Callable[[], str], exact: bool = True, is_own: bool = False) -> Saved:
-    """Return what a Function saves to have ``x`` in its backward.
+    """Return what a Function saves so that its backward has ``x``.
 
     If it is ``x`` itself, then sums with ``x`` have recipes.
 
@@ -217,7 +217,7 @@ def _of_stream(compute: Callable[..., Tensor], place: Place, last: Term | None, 
 
 
 def shared(x: Tensor, bits: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return ``bits``, and in place of each that another layer keeps of ``x`` too, as at a fork, that one."""
+    """Return ``bits``, replacing each tensor that another layer already keeps of ``x``, as at a fork, by that one."""
     if torch.compiler.is_compiling() or x.grad_fn is None or x.device.type != "cpu" or type(x) is not Tensor:
         return bits
     known = _metadata(x.grad_fn).setdefault(_BITS, [])
@@ -227,7 +227,7 @@ def shared(x: Tensor, bits: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def with_autocast_of_now(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
-    """Return ``function`` under the autocast of now, whatever that is when it is called."""
+    """Return ``function`` under the current autocast state, whenever it is called."""
     kind = device.type
     if kind == "meta":  # which has none
         return function
@@ -279,28 +279,28 @@ def _is_same(one: Tensor | None, other: Tensor) -> bool:
 
 
 def _metadata(node: Any) -> dict[str, Any]:
-    """The dictionary that autograd keeps for each node of its graph, as long as the node lives."""
+    """Return the dictionary that autograd keeps for each node of its graph, as long as the node lives."""
     return node.metadata
 
 
 def _hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """The hooks for saved tensors that pack and unpack, if any are set."""
+    """Return the pack and unpack hooks for saved tensors, if any are set."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore
 
 
 def _is_checkpoint(hooks: tuple[Callable[..., Any], Callable[..., Any]]) -> bool:
-    """Whether they are those of `torch.utils.checkpoint`, in its first forward or in the one that repeats it."""
+    """Whether the hooks are those of `torch.utils.checkpoint`, in its first forward or in the repeated one."""
     return getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
 
 
 def has_recipe(x: Tensor) -> bool:
-    """Whether a recipe hangs on the node of ``x``, usable or not; a tensor that is kept has none."""
+    """Whether the node of ``x`` has a recipe, usable or not; a stored tensor has none."""
     hung = None if x.grad_fn is None else _metadata(x.grad_fn).get(_KEY)
     return hung is not None and hung.of_tensors[0] is not itself
 
 
 def itself(x: Tensor) -> Tensor:
-    """The recipe of a tensor that is kept."""
+    """The recipe of a stored tensor: the tensor itself."""
     return x
 
 
@@ -309,7 +309,7 @@ def _is_channels_last(x: Tensor) -> bool:
 
 
 def _samples(x: Tensor) -> Tensor:
-    """Some values from all over ``x``."""
+    """Return some values, spread over ``x``."""
     return x.detach()[_places(x.shape, x.device)].clone() if x.numel() else x.detach()
 
 
@@ -349,7 +349,7 @@ def _checked(
 
 
 def _are_equal(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether values are equal up to a part of the largest one; where ``other`` is NaN, which codes don't keep, any."""
+    """Whether values are equal up to a share of the largest; anything equals a NaN in ``other``, which codes lose."""
     one = torch.where(other.isnan(), other, one)
     if not tolerance:
         dtype = _INTEGER[one.element_size()]

@@ -1,4 +1,4 @@
-"""A weight of signs: its bits, its scales, and the gradient of the input by look-up.
+"""A weight of signs: its bits, its scales, and the input's gradient by lookup tables.
 
 Layers compute on them whatever their input is: signs (`bit_operations`) or numbers (`number_operations`).
 """
@@ -76,7 +76,7 @@ def picture_of(x: Tensor) -> Tensor:
 
 
 def as_by_torch(result: Tensor, input: Form, weight: Tensor) -> Tensor:
-    """Give a result of the kernels, channels_last, the format of torch's convolution: that of input or weight."""
+    """Convert a channels_last result to the format of torch's convolution: the input's or the weight's."""
     if input.picture_is_last or (weight.ndim == 4 and is_like_channels_last(weight.shape, weight.stride())):
         return result
     # A copy, for where a side is 1 it is contiguous already, but with strides by which others choose their format.
@@ -86,7 +86,7 @@ def as_by_torch(result: Tensor, input: Form, weight: Tensor) -> Tensor:
 def input_gradient(
     grad_output: Tensor, filters: Filters, scales: Tensor | None, window: Window, shape: Sequence[int]
 ) -> Tensor:
-    """Return the gradient of an input of this shape, ``(N, C, *spatial)``, looked up by the signs of the weight.
+    """Return the gradient of an input of this shape, ``(N, C, *spatial)``, by lookup with the weight's signs.
 
     Args:
         grad_output: gradient of the output.

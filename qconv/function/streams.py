@@ -1,4 +1,4 @@
-"""Residual streams, backwards: from the sum ``x + z``, which the backward meets first, ``x`` is a difference.
+"""Residual streams in the backward: it has the sum ``x + z`` first, and ``x`` is a difference.
 
 Computing a sum again from the start of its stage costs a convolution for each term. But the backward walks down the
 stream, and needs ``x`` soon after ``x + z``: one convolution gives ``z``, and ``x = (x + z) − z`` up to rounding.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Place:
-    """The place of a tensor in a stream; in the backward it holds the tensor until the one before it was computed."""
+    """The place of a tensor in a stream; in the backward it holds the tensor until the one before is computed."""
 
     def __init__(self) -> None:
         self._after: Callable[[], Place | None] = _nowhere
@@ -40,7 +40,7 @@ class Place:
         return value
 
     def skipped(self) -> None:
-        """Let go of the next tensor, which is not needed for this one."""
+        """Drop the next tensor, which is not needed for this one."""
         after = self._after()
         if after is not None:
             after.clear()

@@ -1,4 +1,4 @@
-"""The forward of layers whose operands are whole numbers times a scale: exact sums, which are then scaled.
+"""The forward of layers with operands that are whole numbers times a scale: exact sums, then scaled.
 
 ``output = op(values_x, values_w) · s + bias``, where ``s``, the product of both scales, is rounded once to the dtype of
 the sums; product and sum are then rounded in turn. Scaling before adding would leave a residue where a sum is 0, and
@@ -90,7 +90,7 @@ def output_scale(of_input: Tensor | None, of_weight: Tensor | None, dtype: torch
 
 
 def whole_input(input: Tensor, op: Any, of_input: Quantized) -> Whole | None:
-    """Return the input's whole numbers and their scale, if that can be moved out of the sums."""
+    """Return the input's whole numbers and their scale, if the scale can be moved out of the sums."""
     whole = whole_of(of_input[0], input, of_input[1])
     return None if whole is None or not _moves_out(whole.scale, op) else whole
 
@@ -107,7 +107,7 @@ def _whole(
 
 
 def _moves_out(scale: Tensor | None, op: Any) -> bool:
-    """Whether the scale of an input can be multiplied with the sums: it is one number, which the border has as well."""
+    """Whether an input's scale can be moved out of the sums: it is one number, and applies to the border too."""
     is_padded = isinstance(op, Convolution) and op.border and op.border_value  # with ±1, not with ±scale
     return scale is None or (scale.numel() == 1 and not is_padded)
 
@@ -120,7 +120,7 @@ def _is_of_filters(scale: Tensor | None, weight: Tensor) -> bool:
 def runs_in_integers(
     input: Tensor, weight: Tensor, op: Any, of_input: Quantizer, of_weight: Quantizer, rounds: bool = True
 ) -> bool:
-    """Whether sums are computed in 8-bit integers, unless an operand has a NaN: faster, and equal if it ``rounds``."""
+    """Whether sums run in 8-bit integers unless an operand has NaN: faster, and equal if it ``rounds``."""
     if not (is_plain_cpu(input) and is_plain_cpu(weight)) or torch.compiler.is_compiling():
         return False
     ends = of_input.whole_ends, of_weight.whole_ends
@@ -169,7 +169,7 @@ def _signed(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor]) -> 
 
 
 def quantized_weight(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], in_integers: bool) -> Tensor:
-    """Return the quantized weight in its dtype; from int8, which are remembered, if the sums run ``in_integers``."""
+    """Return the quantized weight in its dtype; from cached int8 codes if the sums run ``in_integers``."""
     whole = _signed(weight, quantizer, tensors) if in_integers else None
     if whole is None:
         return quantizer.quantize(weight, *tensors)

@@ -1,4 +1,4 @@
-"""The functions of `qconv.grad`, built from forward convolutions and transposed convolutions alone.
+"""The functions of `qconv.grad`, built only from forward convolutions and transposed convolutions.
 
 - `grad_input` is the transposed convolution of grad_output with the same weight (the convolution, if the forward was
   transposed); the remainder of the stride's division is its output_padding.
@@ -81,7 +81,7 @@ def _composed(
     groups: int,
     output_mask: tuple[bool, bool, bool],
 ) -> Gradients:
-    """A `Kernel`, so it takes some arguments that it does not need."""
+    """A `Kernel`; some of its arguments are unused."""
     dtype = grad_output.dtype
     if dtype.is_complex or dtype == torch.bool:
         raise TypeError(f"dtype (={dtype}) must be floating point or integer")

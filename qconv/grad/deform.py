@@ -54,7 +54,7 @@ def _alert_not_deterministic(device: torch.device) -> None:
 
 
 def wide(x: Tensor) -> Tensor:
-    """The tensor in a dtype for torchvision, which lacks bfloat16 on the CPU and sums float16 in float16."""
+    """Return the tensor in a dtype for torchvision, which lacks bfloat16 on the CPU and sums float16 in float16."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -67,7 +67,7 @@ def check_sizes(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[int, int, int, int]:
-    """Return the output's size; the operator's backward checks nothing and would read beyond the tensors.
+    """Check the sizes and return the output's; the operator's backward would read beyond wrong tensors.
 
     Raises:
         ValueError: sizes that do not fit each other.

@@ -1,4 +1,4 @@
-"""The gradients of convolution over any `Kernel`: `aten` and `composed` have the same functions, over their own one."""
+"""The gradients of convolution over any `Kernel`; `aten` and `composed` use these functions with their own kernel."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
@@ -154,7 +154,7 @@ def input_gradient(
     transposed: bool = False,
     output_padding: Ints = 0,
 ) -> Tensor:
-    """Return the n-d gradient with respect to an input whose size alone is known; a stub replaces the input."""
+    """Return the n-d gradient of an input known only by its size; a stub replaces the input."""
     if weight.ndim != n + 2:
         raise ValueError(f"weight (of size {tuple(weight.shape)}) must have {n + 2} dimensions")
     stub = grad_output.new_empty(1).expand(tuple(input_size))
@@ -175,7 +175,7 @@ def weight_gradient(
     transposed: bool = False,
     output_padding: Ints = 0,
 ) -> Tensor:
-    """Return the n-d gradient with respect to a weight whose size alone is known."""
+    """Return the n-d gradient of a weight known only by its size."""
     if len(weight_size) != n + 2:
         raise ValueError(f"weight_size (={tuple(weight_size)}) must have {n + 2} dimensions")
     stub = grad_output.new_empty(1).expand(tuple(weight_size))

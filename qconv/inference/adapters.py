@@ -77,7 +77,7 @@ class WithScaleMap(nn.Module):
 
 
 class Distance(nn.Module):
-    """The distance of a sum from its channel's threshold, as a float: its sign is the next layer's input."""
+    """The distance of a sum from its channel's threshold, as a float; the next layer's input is its sign."""
 
     factor: Tensor
     shift: Tensor

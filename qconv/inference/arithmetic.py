@@ -1,4 +1,4 @@
-"""The integer arithmetic of a quantized layer, or the reason why there is none."""
+"""The integer arithmetic of a quantized layer, or the reason for computing on floats."""
 
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ class Arithmetic(NamedTuple):
 
 
 def arithmetic(layer: QuantizedLayer) -> Arithmetic:
-    """Choose the arithmetic of a layer, or tell why it can't be computed on integers."""
+    """Choose the arithmetic of a layer, or return why it can't be computed on integers."""
     if isinstance(layer.input_quantizer, Identity):
         return Arithmetic("float", "its input is not quantized")
     if not isinstance(layer, QConv2d | QLinear):

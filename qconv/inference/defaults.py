@@ -1,4 +1,4 @@
-"""torch's defaults for what shipped forms of a model make: float32 on the CPU."""
+"""torch's default dtype and device while models are converted for shipping: float32 on the CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def of_shipping() -> Iterator[None]:
-    """Context manager: new tensors are float32 and on the CPU, whatever the user has set as torch's defaults."""
+    """Context manager: new tensors are float32 on the CPU, whatever torch's defaults are."""
     before = torch.get_default_dtype()
     if before != torch.float32:  # the dtype is that of all threads
         torch.set_default_dtype(torch.float32)

@@ -1,4 +1,4 @@
-"""Weights that are quantized once and for all, in layers that compute with floats."""
+"""Weights quantized once, in layers that compute with floats."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..quantizers.base import whole_of
 
 
 class FixedWeight(Quantizer):
-    """A weight that is already quantized, whatever the layer's filters are.
+    """A weight that is already quantized; the layer's filters are ignored.
 
     Args:
         trained: the quantizer that it replaces.
@@ -61,7 +61,7 @@ class FixedWeight(Quantizer):
 
 @torch.no_grad()
 def fix_weight_(layer: QuantizedLayer) -> None:
-    """Quantize the layer's weight for good, to its value in evaluation.
+    """Fix the layer's weight at its quantized value in evaluation.
 
     Whole numbers and their scale stay separate if the trained layer adds up whole numbers, so the sums are the same.
     """

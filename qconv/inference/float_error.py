@@ -1,4 +1,4 @@
-"""The effect of rounding on the numbers of a float32 network: each operation is also computed in float64."""
+"""The rounding error of a float32 network: each operation is also computed in float64."""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ class Rounded(NamedTuple):
 
 
 class Rounding(TorchDispatchMode):
-    """Follows the operations under it: `of` gives the exact value of each floating tensor, and its error.
+    """Follows operations: `of` returns the exact value and the error of each floating tensor.
 
     The error is an upper estimate: a few standard deviations of float32's error, in any order of sums, with batch norm
     folded or not. `rounding_rules` has the formulas. It needs ``torch.no_grad()``.
@@ -39,7 +39,7 @@ class Rounding(TorchDispatchMode):
         self._paused = 0
 
     def of(self, tensor: Tensor) -> Rounded:
-        """The exact value of a tensor, and its error; tensors that were not computed here are exact."""
+        """Return the exact value of a tensor, and its error; tensors computed elsewhere are exact."""
         known = self._followed.get(tensor)
         if known is not None:
             return known
@@ -52,7 +52,7 @@ class Rounding(TorchDispatchMode):
         self._followed[tensor] = Rounded(*(laid_out(part, tensor) for part in rounded))
 
     def pause(self) -> None:
-        """Stop following until `resume` has been called as often."""
+        """Stop following until `resume` has been called equally often."""
         self._paused += 1
 
     def resume(self) -> None:
@@ -101,7 +101,7 @@ def laid_out(part: Tensor, like: Tensor) -> Tensor:
 
 
 def difference(got: Tensor, wanted: Tensor) -> Tensor:
-    """The differences from the right numbers: 0 where both are NaN, inf where only one is or the shape differs."""
+    """Return the differences from the exact numbers: 0 if both are NaN, inf if one is or the shapes differ."""
     if got.shape != wanted.shape:
         return torch.full_like(wanted, torch.inf, dtype=torch.float64)
     got, wanted = got.double(), wanted.double()

@@ -35,7 +35,7 @@ _TRACING = threading.RLock()  # while `torch.fx` traces, modules called by any t
 
 
 class FrozenModel(nn.Module):
-    """An inference model: `network` computes on integers where `layers` says so.
+    """A model for inference on integers: `network` computes, and `layers` describes how.
 
     Attributes:
         layers: the result for each quantized layer.
@@ -97,7 +97,7 @@ class FrozenModel(nn.Module):
         return find(self.network, name)
 
     def folded(self, name: str, model: nn.Module) -> nn.Module:
-        """Return a module named in `Frozen.folded`, as trained: one of the trained `model`, or that of a function.
+        """Return a module of `Frozen.folded` as trained: one of the trained `model`, or one for a function.
 
         Raises:
             AttributeError: the model has no such module.
@@ -186,13 +186,13 @@ def _required_inputs(model: nn.Module) -> list[inspect.Parameter]:
 
 
 def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
-    """As `freeze`, but only compare traces on samples of `example`."""
+    """Freeze as `freeze` does, but compare only traces, on samples of `example`."""
     with _TRACING, of_shipping():
         return _build(model, tolerance, example)
 
 
 def _check_codes(name: str, layer: QuantizedLayer) -> None:
-    """Raise if the quantizer of a layer's input states levels, but defines no codes: as one of the user's own may."""
+    """Raise if a layer's input quantizer defines levels but no codes, as a user's own quantizer may."""
     quantizer = current(layer.input_quantizer)
     if not quantizer.has_codes and quantizer.levels(*quantizer.tensors()) is not None:
         kind = type(quantizer).__name__
@@ -298,7 +298,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
 
 
 def _with_nan(output: Any, wrong: Tensor) -> Any:
-    """Set wrong samples of an output to NaN; outputs that are not per sample become all NaN if a sample is wrong."""
+    """Set bad samples of an output to NaN; an output without samples becomes NaN if any sample is bad."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return output
     is_of_samples = output.ndim > 0 and output.shape[0] == wrong.shape[0]

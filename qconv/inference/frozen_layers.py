@@ -15,7 +15,7 @@ from ..quantizers.levels import Levels
 
 
 class Encode(nn.Module):
-    """Codes of a float input, equal, code for code, to those of the layer's trained quantizer.
+    """Computes codes of a float input, equal to those of the layer's trained quantizer.
 
     Args:
         quantizer: the trained quantizer.
@@ -72,7 +72,7 @@ class IntegerLayer(nn.Module):
         self.register_buffer("negated", torch.zeros(len(scale), dtype=torch.bool))
 
     def codes(self, input: Tensor) -> Tensor:
-        """Return the whole numbers to multiply: those of a float input, or of another layer's output."""
+        """Return the whole numbers to multiply, from a float input or from another layer's output."""
         raise NotImplementedError(f"{type(self).__name__} defines no codes()")
 
     def whole_weight(self) -> Tensor:
@@ -95,7 +95,7 @@ class IntegerLayer(nn.Module):
         return ", ".join(part for part in parts if part)
 
     def gives(self) -> str:
-        """The kind of its output."""
+        """Return the kind of the output."""
         return "floats"
 
 
@@ -159,7 +159,7 @@ class BinaryConv2d(IntegerLayer):
 
     @torch.no_grad()
     def compare_(self, threshold: Tensor, negated: Tensor) -> None:
-        """Return bits from now on: −1 where ``±acc < threshold_c``, with the minus sign where `negated`."""
+        """Switch to bits as outputs: −1 where ``±acc < threshold_c``, with the minus sign where `negated`."""
         self.negate_(negated)
         groups, blocks = self.weight.shape[:2]
         bounds = torch.zeros(groups, blocks * operators.BLOCK, dtype=torch.int32)
@@ -276,7 +276,7 @@ class IntegerConv2d(IntegerLayer):
         return self._encoded(input).to(torch.int16) - self.zero
 
     def handed(self, values: Tensor) -> Tensor:
-        """Return the whole numbers as another layer passes them on; the inverse of `codes`."""
+        """Return the whole numbers as passed to the next layer; the inverse of `codes`."""
         return (values + self.zero).to(operators.code_dtype(int(values.min()) + self.zero if values.numel() else 0))
 
     def sums(self, input: Tensor) -> Tensor:
@@ -303,7 +303,7 @@ class IntegerConv2d(IntegerLayer):
         return torch.ops.qconv.integer_conv2d(codes, self.weight, *self.window, *result, zero=self.zero)
 
     def round_(self, scale: Tensor, bias: Tensor, low: int, high: int) -> None:
-        """Return codes from now on."""
+        """Switch to codes as outputs."""
         self.scale, self.bias, self.low, self.high = scale, bias, low, high
 
     def gives(self) -> str:
@@ -311,7 +311,7 @@ class IntegerConv2d(IntegerLayer):
 
 
 def _not_floating(input: Tensor) -> TypeError:
-    """The error of the trained layer."""
+    """Return the trained layer's error for an input that is not floating."""
     return TypeError(f"input has dtype {input.dtype}; it must be a floating dtype: call input.to(torch.float32)")
 
 

@@ -1,4 +1,4 @@
-"""Functions after the layers of a graph, as equivalent modules, so that they can be folded like modules."""
+"""Functions of a graph as equivalent modules, so that they can be folded as modules are."""
 
 import math
 import sys
@@ -108,7 +108,7 @@ _METHODS: dict[Any, Maker] = {
 
 
 def as_modules(graph: fx.GraphModule, shared: Collection[nn.Module]) -> dict[str, nn.Module]:
-    """Make the functions and methods that follow modules in a graph calls of modules, and take timm's norms apart.
+    """Turn functions and methods after modules into calls of modules, and split timm's norms into parts.
 
     The arithmetic is the same, also of those that change their input. What has no such module stays a function: one
     with other arguments than numbers, one that draws random numbers. What follows no module of torch or qconv stays,
@@ -137,13 +137,13 @@ def as_modules(graph: fx.GraphModule, shared: Collection[nn.Module]) -> dict[str
 
 
 def is_norm_and_activation(module: nn.Module) -> bool:
-    """Whether it is timm's batch norm that holds its activation; timm is not imported for it."""
+    """Whether this is timm's batch norm with an activation; does not import timm."""
     known = getattr(sys.modules.get("timm.layers.norm_act"), "BatchNormAct2d", None)
     return type(module) is known and not has_own_forward(module)
 
 
 def norm_alone(module: Any) -> nn.BatchNorm2d:
-    """The batch norm in a module that `is_norm_and_activation`, which keeps its tensors."""
+    """Return the batch norm of a module that `is_norm_and_activation`, with the same tensors."""
     norm = nn.BatchNorm2d(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
     norm._parameters.update(module._parameters)
     norm._buffers.update(module._buffers)
@@ -163,7 +163,7 @@ def trained_module(model: nn.Module, name: str) -> nn.Module:
 
 
 def _take_apart(graph: fx.GraphModule, node: fx.Node, module: Any) -> None:
-    """Call the parts of timm's batch norm one by one, under the names that they have there; the norm's is "norm"."""
+    """Replace timm's batch norm by calls of its parts, under their names there; the norm's is "norm"."""
     parts = {"norm": norm_alone(module), "drop": module.drop, "act": module.act}
     parts = {name: part for name, part in parts.items() if type(part) is not nn.Identity}
     graph.set_submodule(str(node.target), nn.Sequential(OrderedDict(parts)))
@@ -171,7 +171,7 @@ def _take_apart(graph: fx.GraphModule, node: fx.Node, module: Any) -> None:
 
 
 def _module_of(graph: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    """The module that computes what a function or method does."""
+    """Return the module equivalent to a function or method."""
     makers = {"call_function": _FUNCTIONS, "call_method": _METHODS}.get(node.op, {})
     make, kwargs = makers.get(node.target), dict(node.kwargs)
     first, *rest = node.args if node.args else (kwargs.pop("input", None),)
@@ -194,7 +194,7 @@ def _gives_a_tensor(graph: fx.GraphModule, node: Any) -> bool:
 
 
 def _replace(graph: fx.GraphModule, node: fx.Node, targets: list[str]) -> None:
-    """Call modules, one after the other, in the place of a node."""
+    """Replace a node by calls of modules, one after the other."""
     value: Any = node.all_input_nodes[0]
     with graph.graph.inserting_before(node):
         for target in targets:

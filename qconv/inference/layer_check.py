@@ -64,7 +64,7 @@ class LayerCheck:
 
     @property
     def reason(self) -> str:
-        """The differences; empty if there are none."""
+        """Return the differences in words; empty if there are none."""
         if self.codes or self.sums or self.handed:
             counts = {"codes": self.codes, "sums": self.sums, "output codes": self.handed}
             return " and ".join(f"{count:,} {what}" for what, count in counts.items() if count) + " differ"
@@ -86,7 +86,7 @@ class LayerCheck:
 
 
 class Call(NamedTuple):
-    """The arguments of one call of a layer: its input, and further ones for some layers."""
+    """The arguments of one call of a layer: its input, and more for some layers."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -123,7 +123,7 @@ class LayerPair:
             self.distance = found
 
     def given(self, input: Tensor) -> Tensor:
-        """Return the frozen layer's input for the trained one's `input`: floats, or codes of the layer before it."""
+        """Return the frozen layer's input for the trained layer's `input`: floats, or the previous layer's codes."""
         padded = self._padded(input)
         if self.is_fed:
             values = self._codes(padded).values
@@ -138,7 +138,7 @@ class LayerPair:
         return self._check_integer(self.given(call.input), padded, self._codes(padded))
 
     def codes_of(self, given: Tensor) -> Tensor | None:
-        """The codes that the frozen layer received; None if it received floats."""
+        """Return the codes that the frozen layer received; None if it received floats."""
         if self.integer is None or (given.is_floating_point() and not self.is_fed):
             return None
         return self.integer.codes(given)
@@ -182,7 +182,7 @@ class LayerPair:
         return _with_error(check, self._like(exact, got), *self._folded(value, error))
 
     def _count_handed(self, got: Tensor, value: Tensor, error: Tensor) -> int:
-        """Count the codes that no number within the error of the exact ones has; all if the shape differs."""
+        """Count the output codes that no number within the error explains; all if the shape differs."""
         if got.shape != value.shape:
             return max(value.numel(), 1)
         reader = cast(Quantizer, self.next)
@@ -225,7 +225,7 @@ class LayerPair:
         return sums, Rounded(first + rest, UNIT * error)
 
     def _floats(self, padded: Tensor) -> Rounded:
-        """The output from quantized operands, summed in float32."""
+        """Return the output from quantized operands, summed in float32."""
         layer = self.layer
         input_q = layer.input_quantizer.quantize(padded, *layer.input_quantizer.tensors()).double()
         operands = input_q, layer.quantized_weight().double(), None if layer.bias is None else layer.bias.double()
@@ -235,7 +235,7 @@ class LayerPair:
 
     @property
     def terms(self) -> int:
-        """The number of products in each sum of floats; 0 where it sums integers."""
+        """Return the number of products in each sum of floats; 0 for sums of integers."""
         return self.layer.filters()[:1].numel() if self.integer is None else 0
 
     @property

@@ -1,4 +1,4 @@
-"""The input of a frozen layer, compared with that from the trained modules before it in exact arithmetic."""
+"""Comparison of a frozen layer's input with the exact result of the trained modules before it."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def check_input(layer: QuantizedLayer, wanted: Rounded, own: Tensor, is_codes: b
 
 
 def _share(unlucky: Tensor, may: Tensor, exact: Tensor, dim: int) -> float:
-    """The largest share, over channels, of unlucky values; equal values count once."""
+    """Return the largest share of unlucky values in a channel; equal values count once."""
     if not unlucky.any():
         return 0.0
     channels = exact.shape[dim]

@@ -1,4 +1,4 @@
-"""Float layers of frozen models whose filters have one magnitude each: of binary weights on float inputs."""
+"""Float layers of frozen models with one magnitude per filter: binary weights with float inputs."""
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ _LARGE = 1 << 22
 
 
 class SignConv2d(nn.Module):
-    """Convolution of floats with a weight of signs times a scale for each filter, by look-up (`qconv.kernels.look_up`).
+    """Convolution of floats with signs times a scale per filter, by lookup tables (`qconv.kernels.look_up`).
 
     ``output = scale_o · Σ sign · input + bias_o``. The weight is stored as bits.
 
@@ -72,7 +72,7 @@ class SignConv2d(nn.Module):
 
 
 class SignConv1d(SignConv2d):
-    """The same in one dimension: a convolution of images of one row.
+    """`SignConv2d` in one dimension: a convolution of images with one row.
 
     Args:
         signs: of the weight, (C_out, C / groups, k): the negative numbers are −1.
@@ -129,7 +129,7 @@ class SignLinear(SignConv2d):
 
 
 def sign_layer(layer: nn.Module | None) -> SignConv2d | Padded | None:
-    """Return a layer of signs that computes the same as a float one, up to rounding; None if there is none.
+    """Return a layer of signs equal to a float layer up to rounding; None if there is none.
 
     There is none either where it would be slower, as with few channels in a group, in a linear layer whose weight is
     small, or without a kernel for the machine.
@@ -164,7 +164,7 @@ def _sign_conv(conv: nn.Conv1d | nn.Conv2d) -> SignConv2d | Padded | None:
 
 
 def _scale(weight: Tensor) -> Tensor | None:
-    """The magnitude of each filter; None if the numbers of one have several."""
+    """Return the magnitude of each filter; None if a filter has several."""
     magnitudes = weight.detach().abs().flatten(1)
     scale = magnitudes.amax(1)
     return None if bool((magnitudes != scale.view(-1, 1)).any()) else scale

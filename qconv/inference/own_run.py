@@ -1,4 +1,4 @@
-"""A frozen network on its own codes, and the trained one on the same codes in exact arithmetic."""
+"""Running a frozen network on its own codes, and the trained one on the same codes in exact arithmetic."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ def calls_and_output(model: nn.Module, batch: Tensor, layers: Mapping[str, nn.Mo
 
 
 class Guided:
-    """Runs the trained model in exact arithmetic, with the inputs of the frozen layers in its layers.
+    """Runs the trained model in exact arithmetic, with the frozen layers' inputs in its layers.
 
     Attributes:
         found: for each layer, its inputs compared with those that the trained modules before it compute from the codes.

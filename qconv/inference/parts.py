@@ -1,4 +1,4 @@
-"""The replacement, in a frozen network, of a module whose parent stays Python."""
+"""Replacement modules in a frozen network, for parents with a Python forward."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _OF_MODULES = frozenset((*dir(nn.Module()), "_graph"))
 
 
 class ReadBeside(Exception):  # noqa: N818  # raised in a forward of the user's, and named for what it tells
-    """A frozen part was used in another way than by a call with the arguments of its trace."""
+    """Raised if a frozen part is used otherwise than by a call with the arguments of its trace."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -23,7 +23,7 @@ class ReadBeside(Exception):  # noqa: N818  # raised in a forward of the user's,
 
 
 class FrozenPart(nn.Module):
-    """A module as a graph, called by a parent whose forward is Python.
+    """A module as a graph, called by a parent with a Python forward.
 
     Attributes have names that a module of the user's is not likely to have: its own are looked up in `original`.
 
@@ -108,7 +108,7 @@ class FrozenPart(nn.Module):
 
 
 def find(network: nn.Module, name: str) -> nn.Module:
-    """Return the module of this name in the model that was frozen; of a part its graph.
+    """Return the frozen network's module for this name in the original model; of a part, its graph.
 
     Raises:
         AttributeError: there is none: another module does its work.
@@ -120,7 +120,7 @@ def find(network: nn.Module, name: str) -> nn.Module:
 
 
 def name_in_model(place: str) -> str:
-    """Return the name in the model that was frozen of the module at a place in the frozen network."""
+    """Return the name, in the original model, of the module at a place in the frozen network."""
     return ".".join(key for key in place.split(".") if key != "_graph")
 
 

@@ -1,4 +1,4 @@
-"""Finds the modules of a network that can become graphs: in the network they compute the same, bit for bit."""
+"""Finding modules of a network that can become graphs because they compute the same there, bit for bit."""
 
 import zlib
 from collections import Counter
@@ -78,7 +78,7 @@ class Parts:
 
     @torch.no_grad()
     def prove(self, sample: Tensor) -> None:
-        """Leave all modules as they are whose graphs give other outputs, or call other layers or with other inputs.
+        """Undo the graphs that give other outputs, call other layers, or call layers with other inputs.
 
         If the network's own forward stays Python, it may tell its modules more than it gives them, such as the size of
         an image in a dictionary that they share: inputs of another size are compared, too, if it accepts them.
@@ -111,7 +111,7 @@ class Parts:
             return _Run(_flat(self.network(sample.clone())), unequal)
 
     def _misused(self, sample: Tensor, wanted: Flat) -> dict[str, str]:
-        """Parts that can't replace their modules in the network, the most certain one first."""
+        """Return the parts that can't replace their modules in the network, the most certain one first."""
         every = dict.fromkeys(sorted(self.graphs, key=lambda name: self.graphs[name]._is_single), _LOOKED_AT)
         before, self._called = self._called, set()
         handles = [part.register_forward_pre_hook(self._noting(name)) for name, part in self.graphs.items()]
@@ -209,7 +209,7 @@ def called_modules(graph: fx.GraphModule) -> set[nn.Module]:
 
 
 def takes(network: nn.Module, sample: Tensor) -> None:
-    """Raise the network's own error for these inputs, if any; it is left unchanged."""
+    """Raise the network's own error for these inputs, if there is one; leave the network unchanged."""
     with trial(network, keep_state=True):
         network(sample.clone())
 
@@ -233,7 +233,7 @@ def _of_another_size(network: nn.Module, sample: Tensor) -> Tensor | None:
 
 
 def find_sample(network: nn.Module) -> Tensor | None:
-    """Random inputs that the network accepts, if a usual shape suits it."""
+    """Return random inputs that the network accepts, if a usual shape does."""
     generator = torch.Generator("cpu").manual_seed(0)
     for shape in usual_shapes(network):
         sample = torch.randn(2, *shape, generator=generator, dtype=torch.float32, device="cpu")

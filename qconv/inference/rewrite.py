@@ -50,7 +50,7 @@ class Frozen(NamedTuple):
 
 
 class _StaysFloat(Exception):  # noqa: N818  # not an error: the reason why a layer outputs floats
-    """The reason why a layer outputs floats."""
+    """Raised with the reason why a layer outputs floats."""
 
 
 class Rewriter:
@@ -90,12 +90,12 @@ class Rewriter:
         self.beside = self._read_beside()
 
     def of(self, node: fx.Node) -> nn.Module | None:
-        """The module that a node calls; None if its class does not tell what that computes."""
+        """Return the module that a node calls; None if its class does not determine what it computes."""
         module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
         return None if module is None or has_own_forward(module) else module
 
     def _read_beside(self) -> dict[nn.Module, str]:
-        """Layers that the network uses otherwise than by calling them, and how; they stay as they are."""
+        """Return the layers that the network uses other than by calls, with the reasons; they stay unchanged."""
         modules = dict(self.module.named_modules())
         reasons: dict[nn.Module, str] = {}
         for node in self.module.graph.nodes:
@@ -112,7 +112,7 @@ class Rewriter:
         return reasons
 
     def run(self) -> None:
-        """Replace one layer after another."""
+        """Replace the layers one by one."""
         for name, module in self.module.named_modules():
             if isinstance(module, QuantizedLayer) and module in self.beside:
                 self.frozen.append(Frozen(self.prefix + name, "float", reason=self.beside[module]))
@@ -223,7 +223,7 @@ class Rewriter:
         return told._replace(folded=(self.prefix + str(norm.target),))
 
     def _way(self, node: fx.Node, arithmetic: Arithmetic) -> tuple[list[fx.Node], list[fx.Node]]:
-        """The modules between a layer and the quantized layers that read it."""
+        """Return the modules between a layer and the quantized layers that read it."""
         between: list[fx.Node] = []
         last = node
         while (following := self._next(last)) is not None and not isinstance(self.of(following), QuantizedLayer):
@@ -362,7 +362,7 @@ def make_contiguous(network: fx.GraphModule) -> bool:
 
 
 def distance_name(layer: str) -> str:
-    """The name of the `Distance` after a layer; underscores follow it where the network has such a module."""
+    """Return a name for the `Distance` after a layer; underscores follow if the name is taken."""
     return f"{layer}_distance"
 
 
@@ -377,7 +377,7 @@ def _is_norm(module: nn.Module | None) -> bool:
 
 
 def _is_pool(module: nn.Module | None) -> bool:
-    """Whether it takes the largest of some elements, which keeps their order; a subclass may compute something else."""
+    """Whether it selects the largest of some elements and so keeps their order; not a subclass."""
     return type(module) is nn.MaxPool2d
 
 

@@ -1,4 +1,4 @@
-"""The effect of rounding on the result of one operation.
+"""Rules for the rounding error of one operation's result.
 
 All errors are upper estimates of the standard deviation, in units of `UNIT`, the largest relative rounding error of
 float32; the squares of independent errors are added.
@@ -117,7 +117,7 @@ class AtenCall:
         return [leaf for leaf in tree_leaves(self.func(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
     def _is_plain(self) -> bool:
-        """No factors ``alpha`` and ``beta``."""
+        """Whether there are no factors ``alpha`` and ``beta``."""
         return not tree_unflatten(list(self.leaves), self.spec)[1]
 
     def _moved(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -165,7 +165,7 @@ class AtenCall:
         return [self._run(self.errors)[0].abs() + UNIT * math.sqrt(terms) * magnitude]
 
     def _norm(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
-        """For batch norm with stored statistics, which may have become a scale and a bias.
+        """Rule for batch norm with stored statistics, also as a scale and a bias.
 
         The sums of a convolution may then begin with the bias, and each is rounded at its size.
         """
@@ -181,7 +181,7 @@ class AtenCall:
         return [error.sqrt(), *(torch.zeros_like(operand) for operand in exact[1:])]
 
     def _perturbed(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
-        """For an unknown operation: how its outputs move with its inputs, in random directions."""
+        """Rule for an unknown operation: move its inputs in random directions and watch its outputs."""
         generator = torch.Generator().manual_seed(0)
         variances = [torch.zeros_like(operand, dtype=torch.float64) for operand in exact]
         for _ in range(PERTURBED):
@@ -203,7 +203,7 @@ class AtenCall:
 
 
 def _functional(func: Any) -> tuple[Any, str]:
-    """Return the operation's variant that does not write into an argument, None if it has no name; and its name."""
+    """Return the variant of an operation that does not write into an argument (None without a name), and its name."""
     name = func._schema.name.rpartition("::")[2]
     if not func._schema.is_mutable or name == "native_batch_norm":
         return func, name

@@ -1,4 +1,4 @@
-"""The graph of a module by `torch.fx`, or the reason why it would compute something else."""
+"""The graph of a module by `torch.fx`, or the reason why it would compute something different."""
 
 import inspect
 import random
@@ -31,7 +31,7 @@ _PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class NotTraceable(Exception):  # noqa: N818  # not an error: the reason why a module stays Python
-    """The reason why a graph can't express a module's forward."""
+    """Raised with the reason why a graph can't express a module's forward."""
 
 
 class Arguments(NamedTuple):
@@ -95,12 +95,12 @@ def trace(module: nn.Module) -> fx.GraphModule:
 
 
 def _first_sentence(text: str) -> str:
-    """That of the first line; errors of `torch.fx` go on with advice for who writes a tracer."""
+    """Return the first sentence of the first line; errors of `torch.fx` go on with advice for tracer authors."""
     return text.partition("\n")[0].partition(". ")[0]
 
 
 def write_to_a_constant(graph: fx.GraphModule) -> str:
-    """Return the name of an operation in place that changes a tensor of the graph's module; "" for none.
+    """Return the name of an in-place operation that changes a tensor of the graph's module; "" for none.
 
     A forward that makes a tensor and then adds to it, such as ``total = torch.zeros(8); total += x.sum(1)``, makes a
     new one in each call; a graph has it as a constant.
@@ -117,7 +117,7 @@ def write_to_a_constant(graph: fx.GraphModule) -> str:
 
 
 def write_in_two_shapes(graph: fx.GraphModule) -> str:
-    """Return the name of an operation in place whose values other operations may read in another shape; "" for none.
+    """Return the name of an in-place operation on values that others may read in another shape; "" for none.
 
     Whether ``x.flatten(1)`` shares the memory of ``x`` depends on the memory format, which frozen models choose.
     """
@@ -136,7 +136,7 @@ def write_in_two_shapes(graph: fx.GraphModule) -> str:
 
 
 def _sharing(network: fx.GraphModule, node: fx.Node) -> str:
-    """How the value of a node shares the memory of its first input: "in place", perhaps in another "shape", "view"."""
+    """Return how a node's value shares its first input's memory: "in place", perhaps another "shape", "view"."""
     if writes_in_place(network, node):
         return "in place"
     if node.op == "call_module":
@@ -169,7 +169,7 @@ def _has_inplace_argument(node: fx.Node) -> bool:
 
 
 def _name(node: fx.Node) -> str:
-    """That of the function or method that a node calls; "" for other nodes."""
+    """Return the name of the function or method that a node calls; "" for other nodes."""
     if node.op not in ("call_method", "call_function"):
         return ""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -233,7 +233,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Parameter(ParameterProxy):
-    """A proxy for a parameter that knows its dtype and device as well as its shape."""
+    """A proxy for a parameter with its dtype, device and shape."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -259,7 +259,7 @@ def _put_back(namespace: dict[str, Any], before: Any) -> None:
 
 
 def _isinstance(value: Any, kinds: Any) -> bool:
-    """Python's `isinstance`, for which a proxy is a tensor; a false ``__class__`` could crash C code."""
+    """Python's `isinstance`, with a proxy as a tensor; a false ``__class__`` could crash C code."""
     if not isinstance(value, fx.Proxy):
         return isinstance(value, kinds)
     if not _is_tensor(value.node):

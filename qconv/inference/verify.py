@@ -1,4 +1,4 @@
-"""The proof that a frozen model computes the same as the trained one."""
+"""The comparison of a frozen model with the trained one."""
 
 import copy
 import os
@@ -70,7 +70,7 @@ class Verification:
         return self.text()
 
     def text(self, width: int | None = None) -> str:
-        """Return the table and the verdict in at most `width` columns if they can be; None is any number of them."""
+        """Return the table and the result, in at most `width` columns if possible; None sets no limit."""
         outcome = (
             f"{self._verdict()}; outputs differ from the trained ones by up to {self.difference:.1e} of "
             f"{self.largest:.3g}; {self.decisions} of {self.samples} predicted classes differ"
@@ -94,7 +94,7 @@ class Verification:
 
 
 def _without(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[Column]]:
-    """Return rows and columns without those of some heads."""
+    """Return rows and columns without the named columns."""
     kept = [place for place, head in enumerate(HEADS) if head not in heads]
     return [[row[place] for place in kept] for row in cells], [COLUMNS[place] for place in kept]
 
@@ -223,7 +223,7 @@ def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
 
 
 def classes(output: Tensor) -> Tensor:
-    """The class of each sample, with one output its sign; of ``(N, C, …)``, as of a segmentation, each place's."""
+    """Return each sample's class: with one output its sign; for ``(N, C, …)`` outputs, at each position."""
     if output.dtype == torch.bool:
         output = output.byte()
     if output.ndim < 2:
@@ -234,7 +234,7 @@ def classes(output: Tensor) -> Tensor:
 
 
 def other_decisions(one: Tensor, other: Tensor) -> Tensor:
-    """Whether each sample has another class in ``other``; in one place of several is enough."""
+    """Whether each sample has another class in ``other``, at one position or more."""
     return (classes(one) != classes(other)).unsqueeze(1).flatten(1).any(1)
 
 

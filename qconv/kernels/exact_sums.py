@@ -46,7 +46,7 @@ def are_floats_exact(input: Tensor, weight: Tensor, zero: int) -> bool:
 
 
 def _exact_parts(input: Tensor, weight: Tensor, zero: int) -> _Parts:
-    """Return ranges of input channels whose sums float32 holds; none if there is no such division or it is unknown.
+    """Return ranges of input channels with sums that float32 holds; none if no such division exists or is known.
 
     A GPU's library may choose a convolution by transforms, which rounds.
     """

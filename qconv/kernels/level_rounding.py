@@ -30,7 +30,7 @@ LIBRARY.define(
 def round_codes(
     input: Tensor, divisor: Tensor, low: float, high: float, factor: float, offset: int
 ) -> tuple[Tensor, Tensor]:
-    """Return codes, and whether one of them is made of NaN: a bool tensor without dimensions.
+    """Return codes, and whether one comes from NaN: a bool tensor without dimensions.
 
     ``code = round(clamp(input / divisor, low, high) · factor) + offset``, half to even, in at least float32. What the
     code of a NaN is, is left open.
@@ -97,7 +97,7 @@ def check_fit(low: float, high: float, factor: float, offset: int) -> None:
 def step_backward(
     grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of ``input`` through LSQ's levels, and parts that add up to that of ``step``.
+    """Return the gradient of ``input`` through LSQ's levels, and parts that add up to the gradient of ``step``.
 
     There is a part for each element; if there is one step, a kernel may have added some of them up.
 

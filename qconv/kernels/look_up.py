@@ -1,4 +1,4 @@
-"""Convolutions of numbers with signs by the C kernel, which looks sums of products up in tables."""
+"""Convolutions of numbers with signs by the C kernel with lookup tables."""
 
 from functools import lru_cache
 from typing import Any
@@ -13,7 +13,7 @@ from .sizes import Sizes
 
 @lru_cache(maxsize=4096)
 def _numbers(sizes: Sizes, instruction_set: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """The numbers of a call of the kernels."""
+    """Return the numbers for a call of the kernels."""
     groups = sizes.window.groups
     left, _, top, _ = sizes.window.padding
     return (
@@ -26,7 +26,7 @@ def _numbers(sizes: Sizes, instruction_set: int, dtype: torch.dtype) -> tuple[in
 
 @lru_cache(maxsize=4096)
 def weight_pays(sizes: Sizes) -> bool:
-    """Whether output and gradient of the input take less time looked up than multiplied, if there is a kernel.
+    """Whether lookup is faster than multiplication for the output and the input's gradient, and there is a kernel.
 
     As measured with AVX-512 and AVX2, for one image and more, channels_last. A table costs as much as some look-ups:
     it has to be used by enough taps and channels, and by more where the channels of a group do not fill its vectors.
@@ -41,7 +41,7 @@ def weight_pays(sizes: Sizes) -> bool:
 
 @lru_cache(maxsize=4096)
 def input_pays(sizes: Sizes) -> bool:
-    """Whether the gradient of the weight takes less time looked up than by the definition, as measured with AVX-512.
+    """Whether lookup is faster than the definition for the weight's gradient, as measured with AVX-512.
 
     The images of a batch are taken five at a time.
     """
@@ -52,12 +52,12 @@ def input_pays(sizes: Sizes) -> bool:
 
 
 def is_fast() -> bool:
-    """Whether there is a kernel for this machine."""
+    """Whether this machine has a kernel."""
     return native.kernels() is not None and INSTRUCTION_SETS[number_of(None)] != "portable"
 
 
 def _kernel(numbers: Tensor, pays: bool, instruction_set: str | None) -> tuple[Any, int] | None:
-    """The compiled module and the number of the instruction set; None where the definition is to be used."""
+    """Return the compiled module and the number of the instruction set; None where the definition has to run."""
     module = native.kernels()
     if module is None or numbers.dtype not in (torch.float32, torch.bfloat16):
         return None

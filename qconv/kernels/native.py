@@ -53,13 +53,13 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def number_of(instruction_set: str | None) -> int:
-    """Return the kernels' number of an instruction set; of the best one that torch uses here, if None."""
+    """Return the kernels' number for an instruction set; for None, of the best one that torch uses here."""
     return _best() if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
 
 
 @cache
 def _best() -> int:
-    """The best one that there is; ATEN_CPU_CAPABILITY (default, avx2, avx512) asks torch for a lesser one, and us."""
+    """Return the best instruction set; ATEN_CPU_CAPABILITY (default, avx2, avx512) limits torch and qconv."""
     asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
     allowed = instruction_sets()
     if asked in ("default", "avx2"):
@@ -86,7 +86,7 @@ def _plan(
     channels_last: bool,
     instruction_set: int,
 ) -> _Plan:
-    """Plan a call from the shapes of input and weight; cached, for it takes as long as a small kernel."""
+    """Plan a call from the shapes of input and weight; cached, because it takes as long as a small kernel."""
     groups, blocks, kernel_h, kernel_w, words, _ = kernel
     if len(input) != 4:
         raise ValueError(f"input (of shape {input}) must be {'(N, C, H, W)' if is_float else '(N, H, W, words)'}")

@@ -143,7 +143,7 @@ def channels_last(x: Tensor) -> bool | None:
 
 
 def without_gaps(x: Tensor) -> bool:
-    """Whether it fills its memory, with ``x[i]`` in one piece: contiguous, or with the channels adjacent."""
+    """Whether the tensor fills its memory, with ``x[i]`` in one piece: contiguous, or with adjacent channels."""
     return x.is_contiguous() or (x.ndim > 2 and x.movedim(1, -1).is_contiguous())
 
 

@@ -10,7 +10,7 @@ _MOST_TAPS = 256
 
 
 def pack_weight(signs: Tensor, groups: int = 1, instruction_set: str | None = None) -> tuple[Tensor, Tensor] | None:
-    """`qconv.kernels.operators.pack_weight`; None where the definition has to do it.
+    """`qconv.kernels.operators.pack_weight`; None where the definition has to run.
 
     That is without a compiled module, for other dtypes than float32, other memory formats than contiguous and
     channels_last, and unusual shapes. ``instruction_set`` is one of `native.instruction_sets`, the best one when None.

@@ -25,7 +25,7 @@ _packed: Any = WeakTensorKeyDictionary()  # weights in oneDNN's layout, while th
 
 
 def overruns(channels: int, kernel: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether torch's gradient of such a weight writes beyond its memory if the input is channels_last, on some CPUs.
+    """Whether torch's gradient for such a weight and a channels_last input writes beyond its memory on some CPUs.
 
     Seen in torch 2.15 (oneDNN 3.13) without AVX-512, with `torch.nn.Conv2d` alone: kernels of 1×1 with fewer than 8
     channels in a group and a horizontal stride above 1. What chooses the memory format here leaves these contiguous.
@@ -35,7 +35,7 @@ def overruns(channels: int, kernel: Sequence[int], stride: Sequence[int]) -> boo
 
 @cache
 def has_fast_integers() -> bool:
-    """Whether oneDNN multiplies 8-bit integers faster than floats here, and torch has the operator for it."""
+    """Whether oneDNN is faster with 8-bit integers than with floats here, and torch has the operator for it."""
     if any(os.environ.get(f"{name}_MAX_CPU_ISA", "").upper() in _WITHOUT_VNNI for name in ("ONEDNN", "DNNL")):
         return False
     return torch.cpu.get_capabilities().get("avx512_vnni", False) and hasattr(torch.ops.onednn, "qconv_pointwise")
@@ -107,7 +107,7 @@ def conv2d_codes(
 
 
 def integers_pay(input: Tensor, weight: Tensor, window: Window, zero: int) -> bool:
-    """Whether the integer convolution of these float operands is the faster one, and right; ``zero``: the code of 0.
+    """Whether the integer convolution of these float operands is correct and faster; ``zero``: the code of 0.
 
     Three costs grow with other things than the multiplications: packing the weight, converting input and output, and
     calling operators. The bounds on what makes up for them were measured with AVX-512 VNNI on 2 cores: above them the
@@ -120,7 +120,7 @@ def integers_pay(input: Tensor, weight: Tensor, window: Window, zero: int) -> bo
 
 
 def is_wrong(input: Sequence[int], weight: Sequence[int], window: Window, zero: int) -> bool:
-    """Whether oneDNN is wrong, as random layers have shown (oneDNN 3.13, AVX-512 VNNI).
+    """Whether oneDNN gives wrong sums, as found with random layers (oneDNN 3.13, AVX-512 VNNI).
 
     So it is for outputs of one column with a stride along the rows; and for a zero point other than 0 with groups of
     several channels, of input or output, where it reads what lies beyond its memory.
@@ -131,7 +131,7 @@ def is_wrong(input: Sequence[int], weight: Sequence[int], window: Window, zero: 
 
 
 def _can_pad(window: Window, kernel_size: Sequence[int], zero: int) -> bool:
-    """Whether oneDNN pads right: with a zero point other than 0 some of its sums in the padding are wrong.
+    """Whether oneDNN pads correctly: with a nonzero zero point, some sums in the padding are wrong.
 
     Of 7,284 random layers with kernels wider than 1, 9 were; of 4,742 that are padded before, none.
     """
@@ -139,7 +139,7 @@ def _can_pad(window: Window, kernel_size: Sequence[int], zero: int) -> bool:
 
 
 def _kept(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
-    """Return the weight in oneDNN's layout, made once for each way in which it is used.
+    """Return the weight in oneDNN's layout, cached for each use.
 
     Tensors of inference mode don't tell that they have changed: their layout is made for each call.
     """
@@ -156,7 +156,7 @@ def _kept(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], sha
 
 
 def _ones(count: int) -> Tensor:
-    """Scales of 1; users may have set another dtype or device as torch's default."""
+    """Return scales of 1 on the CPU in float32, whatever torch's defaults are."""
     return torch.ones(count, dtype=torch.float32, device="cpu")
 
 

@@ -149,7 +149,7 @@ def shift_conv2d(input: Tensor, weights: Sequence[Tensor], places: Sequence[int]
 
 
 def _digits(input: Tensor) -> list[tuple[int, Tensor]]:
-    """``input = Σ digit << place``: uint8, the last one int8 if a number is negative; none for an empty input."""
+    """Split ``input = Σ digit << place``: uint8, the last int8 if a number is negative; none for an empty input."""
     if not input.numel():
         return []
     digits: list[tuple[int, Tensor]] = []
@@ -218,7 +218,7 @@ def operator(
     definition: Callable[..., Tensor],
     kernel: Callable[..., Tensor | None] | None = None,
 ) -> Callable[..., Tensor]:
-    """A function of the flat arguments of a schema: the kernel, and the definition for what that does not take."""
+    """An operator over a schema's flat arguments: the kernel, or the definition where the kernel does not apply."""
 
     def run(*arguments: Any) -> Tensor:
         given = operands(*arguments)

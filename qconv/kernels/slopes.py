@@ -43,7 +43,7 @@ def approx_sign_backward_(grad: Tensor, input: Tensor) -> None:
 
 
 def by_kernel(grad: Tensor, input: Tensor, output: Tensor, instruction_set: str | None = None) -> bool:
-    """Write the product to ``output``, which may be ``grad``; return False if the kernel does not take the operands.
+    """Write the product to ``output``, which may be ``grad``; return False if the kernel can't take the operands.
 
     ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
     """

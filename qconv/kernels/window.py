@@ -30,7 +30,7 @@ class Window(NamedTuple):
         return cls(tuple(stride), tuple(padding), tuple(dilation), *rest)  # pyright: ignore
 
     def __str__(self) -> str:
-        """The fields that differ from a convolution's defaults."""
+        """Show the fields that differ from a convolution's defaults."""
         padding = (self.padding[2], self.padding[0]) if self.is_symmetric else self.padding
         parts = {**self._asdict(), "padding": padding}
         defaults = {**Window()._asdict(), "padding": (0, 0)}

@@ -1,4 +1,4 @@
-"""A float layer becomes a quantized one, and a quantized one a float layer, as the same object."""
+"""Turning a float layer into a quantized one, and back, as the same object."""
 
 from typing import TYPE_CHECKING, cast
 

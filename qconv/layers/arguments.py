@@ -1,4 +1,4 @@
-"""What a layer is given, checked: the scheme of its constructor, and the input of its forward."""
+"""Checks of a layer's arguments: the scheme of its constructor, and the input of its forward."""
 
 from typing import TYPE_CHECKING, Any
 

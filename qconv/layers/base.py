@@ -1,4 +1,4 @@
-"""The base of all quantized layers: their quantizers, their forward, and what a model does with a layer."""
+"""The base of all quantized layers: quantizers, forward, calibration and updates."""
 
 import copy
 from collections.abc import Iterator
@@ -106,12 +106,12 @@ class QuantizedLayer(nn.Module):
 
     @property
     def is_float(self) -> bool:
-        """Whether it quantizes nothing, and so computes as its float twin does."""
+        """Whether the layer quantizes nothing, and so computes as its float twin does."""
         return all(isinstance(quantizer, Identity) for quantizer in self.quantizers().values())
 
     @property
     def has_scale_map(self) -> bool:
-        """Whether the output is multiplied by the scheme's map of input magnitudes: while the input is signs."""
+        """Whether the output is multiplied by the scheme's map of input magnitudes: only while the input is signs."""
         return self.scheme.scale_map and self.input_quantizer.makes_signs
 
     def input_channels(self) -> tuple[int, int]:
@@ -119,7 +119,7 @@ class QuantizedLayer(nn.Module):
         return self.in_channels, 1
 
     def padded(self, input: Tensor) -> Tensor:
-        """The float input as it is quantized: what a layer surrounds it with counts in a range or a scale."""
+        """The float input with its padding, as it is quantized: padding counts in a range or a scale."""
         return input
 
     def filters(self) -> Tensor:
@@ -132,7 +132,7 @@ class QuantizedLayer(nn.Module):
 
     @contextmanager
     def as_evaluated(self) -> Iterator[tuple[Quantizer, Tensor]]:
-        """The weight's quantizer and the `filters` as in evaluation, without gradient: nothing is drawn at random."""
+        """The weight's quantizer and the `filters`, as in evaluation: without gradient and without random numbers."""
         quantizer, training = self.weight_quantizer, self.weight_quantizer.training
         quantizer.eval()
         try:
@@ -205,7 +205,7 @@ class QuantizedLayer(nn.Module):
             self.weight.copy_(self.from_filters(filters))
 
     def quantizers(self) -> dict[str, Quantizer]:
-        """Return its quantizers by the names of their attributes."""
+        """Return the layer's quantizers by the names of their attributes."""
         return {name: getattr(self, name) for name in QUANTIZERS if getattr(self, name) is not None}
 
     def _other_quantizers(self) -> list[Quantizer]:
@@ -272,7 +272,7 @@ class QuantizedLayer(nn.Module):
         calibrate(self, input, settles=True)
 
     def reset_parameters(self) -> None:
-        """Initialize as the ``torch.nn`` twin does, and start all quantizers of the scheme's kinds anew."""
+        """Initialize as the ``torch.nn`` twin does, and reset all quantizers of the scheme's kinds."""
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
         if "scheme" not in self.__dict__:  # the twin's constructor calls this before there are quantizers
             return
@@ -280,7 +280,7 @@ class QuantizedLayer(nn.Module):
         start_from_weight(self)
 
     def bake_(self) -> None:
-        """Turn this layer into a float one for evaluation: its weight is the quantized one."""
+        """Turn this layer into a float one for evaluation, with the quantized weight as its weight."""
         weight_q = self.quantized_weight()
         release(self)
         with torch.no_grad():
@@ -310,7 +310,7 @@ class QuantizedLayer(nn.Module):
             start_from_weight(self)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        """Cast or move the tensors, which is no change of what is learned; from the meta device, start it anew."""
+        """Cast or move the tensors, without a change of what is learned; coming from the meta device, reset them."""
         before = on_meta(self)
         super()._apply(*args, **kwargs)
         if before and not on_meta(self):  # `to_empty` leaves whatever the memory held

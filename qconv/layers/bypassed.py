@@ -1,4 +1,4 @@
-"""Layers that a forward never calls although it computes with their weights, so their quantizers have no effect."""
+"""Layers that a forward never calls although it computes with their weights: their quantizers have no effect."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -98,15 +98,15 @@ def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Whether a call runs a forward that was put on the module itself, so that its class does not tell what it does."""
+    """Whether a call runs a forward that was set on the module itself, not the one of its class."""
     return "forward" in vars(module)
 
 
 def is_own_hook(hook: Any) -> bool:
-    """Whether a hook is one of qconv's, which change no values: a function, a method or an object."""
+    """Whether a hook is qconv's, a function, method or object that changes no values."""
     return str(getattr(getattr(hook, "__self__", hook), "__module__", "")).startswith("qconv.")
 
 
 def parent_of(model: nn.Module, name: str) -> str:
-    """The class of the module that holds the module of this name."""
+    """Return the class name of the parent of the module of this name."""
     return type(model.get_submodule(name.rpartition(".")[0])).__name__

@@ -1,4 +1,4 @@
-"""The learned tensors of a layer's input quantizer from data, the same in all processes."""
+"""Setting the learned tensors of a layer's input quantizer from data, equal in all processes."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -41,7 +41,7 @@ def calibrate(layer: "QuantizedLayer", input: Tensor, settles: bool) -> None:
 
 
 def lost(layer: "QuantizedLayer", tensors: Iterable[Tensor]) -> str:
-    """Why what this forward wrote to the layer's ``tensors`` would be lost; empty if it would stay."""
+    """Return why the layer's ``tensors`` would lose what this forward writes to them; empty if they keep it."""
     if layer.__dict__.get("_is_replica"):
         return (
             f"{name_of(layer)} is a replica of DataParallel, which is discarded after the forward: call "
@@ -63,7 +63,7 @@ def lost(layer: "QuantizedLayer", tensors: Iterable[Tensor]) -> str:
 
 @torch.no_grad()
 def calibrate_from(layer: "QuantizedLayer", observer: Observer) -> bool:
-    """As `QuantizedLayer.calibrate_`, from the finite values that an observer of the input's quantizer has seen.
+    """Calibrate as `QuantizedLayer.calibrate_`, from the finite values in an observer of the input's quantizer.
 
     Returns:
         Whether the quantizer was set, in all processes.
@@ -73,7 +73,7 @@ def calibrate_from(layer: "QuantizedLayer", observer: Observer) -> bool:
 
 
 def _place(layer: "QuantizedLayer") -> str:
-    """A name that distinguishes a layer from the others of its model, the same in all processes."""
+    """Return a name that distinguishes a layer from the others of its model, equal in all processes."""
     name, stored = layer.__dict__.get("name_in_model"), stored_weight(layer)
     weight = stored.detach().flatten()
     if name is None:  # weights are equal in all processes, but rarely in two layers
@@ -83,7 +83,7 @@ def _place(layer: "QuantizedLayer") -> str:
 
 
 def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None, settles: bool) -> bool:
-    """Initialize the quantizer, if this process has data for it, and take the mean over those that have."""
+    """Initialize the quantizer if this process has data, and average over the processes that have."""
     quantizer = layer.input_quantizer
     if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
         raise ValueError(

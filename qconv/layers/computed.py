@@ -60,7 +60,7 @@ def stored_weight(layer: nn.Module) -> Tensor:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Make the computed weights in a layer or model those of evaluation, without effects.
+    """Make the computed weights in a layer or model as in evaluation, without side effects.
 
     Pruning and the older normalizations compute a weight when the layer is called, so it may be that of an earlier
     step: it is computed anew. Modes and weights are put back at the end.
@@ -97,7 +97,7 @@ def differentiable_weight(layer: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def _refresh(layer: nn.Module) -> None:
-    """Compute anew a weight that a hook computes."""
+    """Compute a weight again that a hook computes."""
     for hook in layer._forward_pre_hooks.values():
         if getattr(hook, "_tensor_name", None) == "weight":
             layer.weight = cast(Any, hook).apply_mask(layer)
@@ -128,7 +128,7 @@ def parts_of_weight(layer: nn.Module) -> set[str]:
 
 
 def check_computed_once(layer: nn.Module, quantizer: Quantizer, filters: Callable[[], Tensor]) -> None:
-    """Raise a ValueError, at the first call, if ``quantizer`` can't do its work on a weight that is computed.
+    """Raise a ValueError, at the first call, if ``quantizer`` does not work with the layer's computed weight.
 
     That of a pruned layer is the first with zeros.
     """
@@ -146,7 +146,7 @@ def check_computed_once(layer: nn.Module, quantizer: Quantizer, filters: Callabl
 
 
 def why_not_computed(layer: nn.Module, quantizer: Quantizer) -> str:
-    """Return why a float layer can't get this weight quantizer because of what computes its weight; else empty."""
+    """Return why a float layer with a computed weight can't get this weight quantizer; empty if it can."""
     if (maker := computed_by(layer)) is None:
         return ""
     with torch.no_grad(), evaluated(layer):
@@ -157,7 +157,7 @@ def why_not_computed(layer: nn.Module, quantizer: Quantizer) -> str:
 
 @torch.no_grad()
 def _obstacle(quantizer: Quantizer, filters: Tensor, maker: Maker) -> str:
-    """Return why ``quantizer`` can't do its work on ``filters``, which ``maker`` computes; empty if it can.
+    """Return why ``quantizer`` does not work with ``filters`` computed by ``maker``; empty if it does.
 
     A clamp after every step, which has no effect on a computed weight, is left out: it keeps latent weights where they
     can still change, and no level depends on it.
@@ -180,7 +180,7 @@ def _final(quantizer: Quantizer, filters: Tensor) -> Quantizer:
 
 
 def writes(quantizer: Quantizer, filters: Tensor) -> bool:
-    """Whether an optimizer step changes the weight, tested with one that is very large and not a power of two."""
+    """Whether an optimizer step changes the weight; tested with a very large weight that is no power of two."""
     probe = torch.full_like(filters, 3000.0)
     _final(quantizer, probe).after_step_(changed := probe.clone())
     return not changed.equal(probe)

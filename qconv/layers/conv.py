@@ -71,7 +71,7 @@ class _QConv(QuantizedLayer):
 
     @property
     def border_value(self) -> int:
-        """What surrounds the quantized input: `padding_value` while that is signs, else 0."""
+        """Return the value around the quantized input: `padding_value` while the input is signs, else 0."""
         return self.padding_value if self.input_quantizer.makes_signs else 0
 
     @property
@@ -86,7 +86,7 @@ class _QConv(QuantizedLayer):
         return batch if self.padding_mode == "zeros" else F.pad(batch, self.padding_sides, mode=self.padding_mode)
 
     def operation(self, input: Tensor) -> Convolution:
-        """`op`; layers that pad according to the size of their input have one for each size."""
+        """Return `op`; layers that pad by the size of their input override this."""
         return self.op
 
     def padded_op(self, both_sides: list[int]) -> Convolution:

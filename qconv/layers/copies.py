@@ -1,4 +1,4 @@
-"""Copies of models that compute with tensors of their own."""
+"""Copies of models, and checks that they share no tensors with the original."""
 
 import copy
 from functools import partial
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy; what pruned and normalized layers have computed last, which can't be copied, is data in it.
+    """Return a deep copy; the last computed weights of pruned and normalized layers are copied as plain data.
 
     Raises:
         TypeError: a forward that the copy would share, see `check_copies`.
@@ -38,7 +38,7 @@ def check_copies(model: nn.Module) -> None:
 
 
 def _held(module: nn.Module) -> list[Any]:
-    """What the function that was put on the module as its forward has in its closure and its defaults."""
+    """Return the objects in the closure and the defaults of a function that was set as a module's forward."""
     forward = vars(module).get("forward")
     while isinstance(forward, partial | MethodType):  # what these are bound to is copied
         forward = forward.func if isinstance(forward, partial) else forward.__func__

@@ -1,4 +1,4 @@
-"""A quantized layer and checkpoints: other names, what it refuses, and what starts anew if it is missing."""
+"""Loading checkpoints into a quantized layer: the authors' names, refusals, and missing tensors."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def translate(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) -> list[str]:
-    """Give the tensors of a layer of a method's authors the names that they have here; return what forbids it.
+    """Rename the tensors of the authors' layer to the names used here; return why they can't be loaded, if so.
 
     Args:
         layer: the layer that loads them.
@@ -55,7 +55,7 @@ def refusal(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) ->
 
 
 def start_what_is_missing(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) -> None:
-    """Start quantizers that a checkpoint does not have: those without values, and that of a weight that it has."""
+    """Reset quantizers that a checkpoint lacks: those without values, and the weight's if the weight is loaded."""
     stored = {place for place in QUANTIZERS if any(key.startswith(f"{prefix}{place}.") for key in state_dict)}
     if not layer.weight.is_meta:  # assigned
         without = [place for place in on_meta(layer) if place not in stored]
@@ -67,7 +67,7 @@ def start_what_is_missing(layer: "QuantizedLayer", state_dict: dict[str, Any], p
 
 
 def reset_quantizers(layer: "QuantizedLayer", places: Iterable[str] = QUANTIZERS) -> None:
-    """Start quantizers anew, but for what the weight's learns from the weight."""
+    """Reset quantizers, except tensors that the weight's quantizer learns from the weight."""
     scheme = layer.scheme
     fresh = scheme.input(), scheme.weight(), None if scheme.grad is None else scheme.grad()
     fresh[0].build(*layer.input_channels())
@@ -85,7 +85,7 @@ def reset_quantizers(layer: "QuantizedLayer", places: Iterable[str] = QUANTIZERS
 
 
 def on_meta(layer: "QuantizedLayer") -> list[str]:
-    """The places of the quantizers that have tensors without values."""
+    """Return the places of the quantizers with tensors on the meta device."""
     return [
         place
         for place in QUANTIZERS

@@ -1,4 +1,4 @@
-"""The names of a layer's quantizers, and how messages name a layer."""
+"""Names of a layer's quantizers, and of layers in messages."""
 
 from torch import nn
 
@@ -23,7 +23,7 @@ def name_of(layer: nn.Module, name: str = "") -> str:
 
 
 def frozen_part(model: nn.Module) -> str | None:
-    """The first module of `model` that `qconv.freeze` has made, for a message; None if there is none."""
+    """Return the first frozen part of `model`, for a message; None if it has none."""
     inference = f"{__name__.removesuffix('layers.naming')}inference."
     for name, module in model.named_modules():
         if type(module).__module__.startswith(inference):

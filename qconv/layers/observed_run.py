@@ -16,7 +16,7 @@ _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Allow models to be run without being watched, when not their output but shapes, calls or bytes are wanted."""
+    """Context manager: run models without warnings, when only shapes, calls or bytes are wanted."""
     token = _QUIET.set(True)
     try:
         yield
@@ -33,7 +33,7 @@ def is_quiet() -> bool:
 def trial(
     model: nn.Module, *, keep_random: bool = True, keep_state: bool = False, warns: bool = False
 ) -> Iterator[None]:
-    """Context manager: evaluation mode without gradients; afterwards all modules have their former modes.
+    """Context manager: evaluation mode without gradients; restores the modes of all modules afterwards.
 
     Compiled models run `as_written`.
 
@@ -62,7 +62,7 @@ def trial(
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Context manager: compiled models run as they are written; compiled code would ignore hooks."""
+    """Context manager: run compiled models uncompiled, because compiled code ignores hooks."""
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # without it nothing is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -88,7 +88,7 @@ def check_not_inference(why: str) -> None:
 
 
 def set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    """Give modules back their modes, parents first, by their own `train`, which may do more than set an attribute.
+    """Restore the modes of modules, parents first, by their own `train`, which may do more than set an attribute.
 
     Some merge weights in evaluation, as LoRA's layers do, or run another graph, as torchvision's feature extractors.
     """

@@ -1,4 +1,4 @@
-"""Whether latent weights can be put on the levels to which they are quantized, and stay there."""
+"""Whether latent weights can be set to the levels to which they are quantized, and stay there."""
 
 import copy
 from typing import Any
@@ -11,7 +11,7 @@ from .base import QuantizedLayer
 
 
 def why_off_levels(layer: QuantizedLayer) -> str:
-    """Return why a weight that lies on one of its levels is not quantized to it; empty if it is."""
+    """Return why a weight that lies on a level is not quantized to that level; empty if it is."""
     quantizer = layer.weight_quantizer
     if isinstance(quantizer, Stages):
         return "its quantizer changes in the course of the training"
@@ -37,7 +37,7 @@ def why_off_levels(layer: QuantizedLayer) -> str:
 
 
 def _stays(quantizer: Quantizer, filters: Tensor) -> bool:
-    """Whether weights that are put on their levels are quantized to these, but for rounding."""
+    """Whether weights that are set to their levels are quantized to these levels, except for rounding."""
     tensors = quantizer.tensors()
     codes = quantizer.codes(filters, *tensors)
     levels = codes.dequantize().to(filters.dtype)
@@ -49,7 +49,7 @@ def _stays(quantizer: Quantizer, filters: Tensor) -> bool:
 
 
 def way_out(layer: QuantizedLayer, name: str, otherwise: str) -> str:
-    """Return the end of the message about a weight that does not stay on its levels: what to do."""
+    """Return the remedy at the end of a message about a weight that does not stay on its levels."""
     return f"leave it float, with {name!r} in the skip of qconv.convert" if layer.filters_are_computed else otherwise
 
 

@@ -1,4 +1,4 @@
-"""What a weight's quantizer learns, before training: it follows the weight."""
+"""The weight's learned quantizer tensors before training: they follow the weight."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def start_from_weight(layer: "QuantizedLayer") -> None:
-    """Set what the weight's quantizer learns from the weight; it is fresh (`NeedsData`)."""
+    """Set the learned tensors of the weight's quantizer from the weight; the quantizer is fresh (`NeedsData`)."""
     with evaluated(layer):
         layer.weight_quantizer.initialize(layer.filters().detach())
     refresh(layer)
@@ -29,7 +29,7 @@ def refresh(layer: "QuantizedLayer") -> None:
 
 
 def follow_weight(layer: "QuantizedLayer") -> None:
-    """Set what a fresh quantizer has learned from the weight anew, as every forward in training does.
+    """Set the learned tensors of a fresh weight quantizer from the weight again, as each training forward does.
 
     Not from tensors that only stand in for parameters, as in `torch.func.functional_call`.
     """

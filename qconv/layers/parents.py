@@ -42,7 +42,7 @@ def read_by_parents(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def call_children_(model: nn.Module) -> None:
-    """Switch off the fast paths of modules with quantized layers inside, in place; `undo_` switches them on again."""
+    """Switch off, in place, the fast paths of modules that hold quantized layers; `undo_` switches them on."""
     for module_name, class_name, attribute, value in FAST_PATHS:
         for module in _instances(model, module_name, class_name):
             is_quantized = any(isinstance(inner, QuantizedLayer) for inner in module.modules())

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map_only
 
 
 def on_device_of(model: nn.Module, batch: Any) -> Any:
-    """Return a batch with its tensors that are on the CPU moved to the model's device, as loaders leave them there.
+    """Return a batch with its CPU tensors moved to the model's device.
 
     A model whose parameters are on several devices, or that has none, gets its batch as it is: only the caller knows
     where the inputs belong.

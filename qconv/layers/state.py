@@ -82,5 +82,5 @@ def _identities(container: Any) -> Any:
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:
-    """Whether they are equal; NaN equals NaN."""
+    """Whether the values are equal; NaN equals NaN."""
     return bool(((first == second) | ((first != first) & (second != second))).all())

@@ -1,4 +1,4 @@
-"""Making subclasses of the classes of others, who may keep account of theirs."""
+"""Subclasses of other packages' classes, which may keep account of their subclasses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,14 +7,14 @@ from torch import nn
 
 
 class _Quiet(nn.Module):
-    """Goes before a class whose ``__init_subclass__`` is not to run."""
+    """Stands before a class to suppress its ``__init_subclass__``."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
 
 
 def subclass_of(kind: type[nn.Module], name: str, attributes: Mapping[str, Any]) -> type[nn.Module]:
-    """Return a subclass of ``kind`` of which its ``__init_subclass__`` hears nothing, where Python can exchange bases.
+    """Return a subclass of ``kind`` without a call of its ``__init_subclass__``, if Python can exchange bases.
 
     It might put the subclass in a registry in place of ``kind``, or want arguments that only its author knows.
     """

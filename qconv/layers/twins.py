@@ -1,4 +1,4 @@
-"""The quantized layers of a model, and the float layers that they stand for in the model before it was converted."""
+"""The quantized layers of a model, and their twins in the float model."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from .naming import name_of
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
-    """The quantized layers by their names."""
+    """Return the quantized layers by their names."""
     return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
 
 

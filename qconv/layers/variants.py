@@ -36,7 +36,7 @@ class ComputedFilters(QuantizedLayer):
 
     @property
     def baked_type(self) -> type[nn.Module]:
-        """Return the class that `bake_` turns it into, which takes the weight as it is."""
+        """Return the class for `bake_`, which uses the weight as it is."""
         return nn.Conv2d
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Activations that keep a bit for each element, or compute their input again."""
+"""Activations that keep one bit per element, or compute their input again."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ _ops = torch.ops.qconv
 
 
 class _Clamped(nn.Module):
-    """An activation that passes gradients between two ends: it keeps a bit for each element."""
+    """Base of activations that pass gradients between two ends; keeps one bit per element."""
 
     float_type: type[nn.Module]
     inplace: bool
@@ -104,7 +104,7 @@ class _Clamp(torch.autograd.Function):
 
 
 def _by_twin(grad: Tensor, strides: tuple[int, ...], passes: Sequence[Tensor], is_relu: bool) -> Tensor:
-    """Return the gradient by the twin's operator, so that it gets the twin's memory layout.
+    """Return the gradient by the twin's operator, in the twin's memory layout.
 
     Convolutions choose the order of their sums by the layout.
     """
@@ -125,7 +125,7 @@ def _twin(input: Tensor, low: float, high: float | None) -> Tensor:
 
 
 class Rebuilt(nn.Module):
-    """An activation that needs its input, and computes it again if there is a recipe."""
+    """Base of activations that need their input, and compute it again if there is a recipe."""
 
     float_type: type[nn.Module]
     inplace: bool = False
@@ -185,7 +185,7 @@ def _fused_rprelu(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -
 
 
 class _FusedRPReLU(torch.autograd.Function):
-    """RPReLU in a pass over memory, and its gradients in another."""
+    """RPReLU in one pass over memory, and its gradients in another."""
 
     @staticmethod
     def forward(ctx: Any, *operands: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -212,7 +212,7 @@ class LeanMaxout(Rebuilt, Maxout):
 
 
 class _Again(torch.autograd.Function):
-    """A pure function that computes its input again in the backward, and takes its gradients from autograd."""
+    """A pure function that computes its input again in the backward, with gradients from autograd."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -252,5 +252,5 @@ def _again(function: Callable[..., Tensor], compute: Callable[..., Tensor], coun
 
 
 def _is_traced(input: Tensor) -> bool:
-    """Whether autograd records what becomes of ``input``, call by call."""
+    """Whether autograd records each operation on ``input``."""
     return torch.is_grad_enabled() and input.requires_grad and runs_as_written()

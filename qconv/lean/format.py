@@ -1,4 +1,4 @@
-"""Converts the images for a lean model to channels_last, the format of its kernels, if its forward accepts it.
+"""Conversion of a lean model's images to channels_last, its kernels' format, if the forward accepts it.
 
 Its modules keep the format of their input, as their twins do. A forward that calls ``x.view`` does not accept it.
 """
@@ -19,7 +19,7 @@ _REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
 class _Images:
-    """Makes images channels_last before forwards that are recorded.
+    """Hook that makes images channels_last before recorded forwards.
 
     Args:
         takes: whether the model accepts them; None until a recorded forward shows it.
@@ -29,7 +29,7 @@ class _Images:
         self.takes = takes
 
     def before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The hook before the forward."""
+        """Run before the forward."""
         if not is_recorded() or not any(map(_is_other, tree_leaves((args, kwargs)))):
             return None
         if self.takes is None and runs_as_written():

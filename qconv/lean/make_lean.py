@@ -31,7 +31,7 @@ _PLAIN = {kind: twin for twin, kind in (*_LEAN.items(), (nn.Conv2d, LeanConv2d))
 
 
 def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
-    """Make a model with quantized layers keep bits instead of floats for its backward.
+    """Make a model with quantized layers store bits instead of floats for its backward.
 
     A layer keeps codes of its input (1, 2, 4 or 8 bits, as its levels need), and where the gradient passes. If its
     gradient needs the input itself, the input is computed again as well. A batch norm after it keeps its statistics,
@@ -85,7 +85,7 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
 
 @contextmanager
 def while_not_lean(model: nn.Module, *, swaps: bool = True) -> Iterator[None]:
-    """Undo leanness while layers of the model are swapped, so that every module has the class that is looked up.
+    """Context manager: undo leanness while layers are swapped, so that every module has its plain class.
 
     Afterwards each module is as lean as before, and a new quantized layer is as lean as the others; without `swaps`
     there are no new layers.
@@ -106,7 +106,7 @@ def while_not_lean(model: nn.Module, *, swaps: bool = True) -> Iterator[None]:
 
 
 def is_lean(module: nn.Module) -> bool:
-    """Whether `lean` has made this module lean, apart from its children."""
+    """Whether `lean` has made this module lean, not counting its children."""
     return isinstance(module, (QuantizedLayer, *_PLAIN)) and "lean" in module.__dict__
 
 
@@ -116,7 +116,7 @@ def plain_type(module: nn.Module) -> type[nn.Module]:
 
 
 def is_subclass(module: nn.Module) -> bool:
-    """Whether the module is of a subclass of a class that `lean` replaces, so that it stays as it is."""
+    """Whether the module is of a subclass of a class that `lean` replaces; such modules stay as they are."""
     return isinstance(module, tuple(_LEAN)) and type(module) not in (*_LEAN, *_PLAIN) and not is_lean(module)
 
 

@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 class _LeanBatchNorm(_BatchNorm):
-    """Batch norm of a lean model: like its twin, but it keeps less in training."""
+    """Base of the lean batch norms: as the twin, but stores less in training."""
 
     float_type: type[_BatchNorm]
     lean: Lean = "fast"
@@ -54,7 +54,7 @@ class _LeanBatchNorm(_BatchNorm):
         return hang(output, Recipe(tensors, compute, recipe.convolutions, rough))
 
     def _updated(self) -> tuple[float, tuple[Tensor | None, Tensor | None]]:
-        """Count the batch; return the weight of its statistics in the running statistics, and the latter."""
+        """Count the batch; return its weight in the running statistics, and these statistics."""
         if not self.track_running_stats:
             return 0.0, (None, None)
         if self.num_batches_tracked is not None:
@@ -83,7 +83,7 @@ class LeanBatchNorm3d(_LeanBatchNorm, nn.BatchNorm3d):
 
 
 class _Norm(torch.autograd.Function):
-    """Batch norm by the operators that `torch.batch_norm` chooses, with an input that is computed again."""
+    """Batch norm by the operators of `torch.batch_norm`, with an input that is computed again."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -145,7 +145,7 @@ def _again(
 
 
 def _folded(counts: tuple[int, int], affine: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Normalize the input by one factor and one summand for each channel."""
+    """Normalize the input by one factor and one summand per channel."""
     of_input, learned, (mean, inverse) = _split(tensors, counts)
     factor = inverse * learned[0] if learned else inverse
     summand = learned[1] - mean * factor if learned else -mean * factor

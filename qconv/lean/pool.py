@@ -1,4 +1,4 @@
-"""Max pooling that keeps a byte for each output; its twin keeps its input and an index of 8 bytes."""
+"""Max pooling that keeps one byte per output; the twin keeps its input and an 8-byte index."""
 
 from collections.abc import Callable
 from functools import partial
@@ -65,7 +65,7 @@ def _origins(like: Tensor, geometry: Any) -> tuple[Tensor, Tensor]:
 
 
 def _taps_(places: Tensor, geometry: Any, width: int) -> Tensor:
-    """Which tap of its kernel each output comes from, uint8, from the indices in the image, which are overwritten."""
+    """Return the tap of each output in its kernel, uint8, from indices in the image, which are overwritten."""
     (_, columns), dilation = geometry[0], geometry[3]
     top, left = _origins(places, geometry)
     row = places.div(width, rounding_mode="floor").sub_(top).div_(dilation[0], rounding_mode="floor")

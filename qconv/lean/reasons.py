@@ -1,4 +1,4 @@
-"""Why a layer of a lean model keeps a float after all."""
+"""Why a layer of a lean model stores a float nevertheless."""
 
 import re
 from typing import Any
@@ -14,7 +14,7 @@ from .make_lean import is_lean, is_subclass
 
 
 def why_float(module: nn.Module, input: Any, output: Any) -> str:
-    """Return why the call ``output = module(input)`` in a lean model kept a float of the size of ``input``.
+    """Return why the call ``output = module(input)`` in a lean model stored a float of the size of ``input``.
 
     - "no bits of its input": there are none for the input's quantizer, for a linear layer's input that is not (N, C),
       or, with exact gradients, for one that has sides of 1 and other strides than a new tensor;
@@ -56,7 +56,7 @@ def _unless_restored(node: Any, input: Tensor) -> str:
 
 
 def _origin(input: Tensor) -> str:
-    """The operator that made a tensor without a recipe."""
+    """Return the operator that made a tensor without a recipe."""
     node = input.grad_fn
     if node is None:
         return "input has no gradient"

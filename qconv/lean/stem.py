@@ -1,4 +1,4 @@
-"""A float convolution of few channels: its output is cheap to compute again."""
+"""A float convolution with few input channels: cheap to compute again."""
 
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ CHANNELS = 4
 
 
 class LeanConv2d(nn.Conv2d):
-    """`torch.nn.Conv2d` of few input channels in a lean model: a layer after it can compute its output again."""
+    """`torch.nn.Conv2d` with few input channels in a lean model: a later layer can compute its output again."""
 
     float_type = nn.Conv2d
     lean: Lean = "fast"

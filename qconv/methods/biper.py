@@ -136,7 +136,7 @@ def biper(
     surrogate: Make | None = None,
     weight_surrogate: Make | None = None,
 ) -> Scheme:
-    """BiPer, W1A1: weights are the signs of a sine, the inputs those of `recu`, as in the code (arXiv:2404.01278).
+    """BiPer, W1A1: weights are the signs of a sine, inputs as in `recu`, as in the code (arXiv:2404.01278).
 
     ``frequency`` and ``scale_init`` are those of `qconv.methods.biper.BiPerWeight`. ``sine`` is the authors' first
     stage, W32A1, with the sine itself as weight. They make that two runs, the second from the first one's weights, each

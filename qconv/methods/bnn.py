@@ -104,7 +104,7 @@ class Sign(Quantizer):
         return passed(grad, kept[1:], form), *(None for _ in tensors)
 
     def _is_drawn(self, tensors: tuple[Tensor, ...]) -> bool:
-        """Whether these are the tensors of training, in which signs are drawn at random."""
+        """Whether these are the training tensors, with signs drawn at random."""
         return len(tensors) > len(self.surrogate.tensors())
 
     @property
@@ -146,7 +146,7 @@ def bnn(
 def signs_or_float(
     weight: Factory, surrogate: Make | None, published: Make, padding_value: int, binary_input: bool
 ) -> Scheme:
-    """Return a scheme of binary weights with the signs of the input; ``binary_input=False`` leaves the input float.
+    """Return a scheme with binary weights and inputs; ``binary_input=False`` leaves the input float.
 
     Raises:
         ValueError: a padding value or a surrogate for an input that is float.

@@ -293,7 +293,7 @@ class FixedPoint(Passing):
 
 
 def _towards_zero(code: int, dtype: torch.dtype) -> int:
-    """The whole number nearest to the code that the dtype holds and that is not beyond it."""
+    """Return the nearest whole number to the code, towards zero, that the dtype represents."""
     too_long = max(abs(code).bit_length() - DIGITS[dtype], 0)
     return (abs(code) >> too_long << too_long) * (-1 if code < 0 else 1)
 

@@ -1,4 +1,4 @@
-"""FDA: signs whose derivative is that of a sine series (Xu et al., arXiv:2103.00841)."""
+"""FDA: signs with the derivative of a sine series as surrogate (Xu et al., arXiv:2103.00841)."""
 
 from functools import partial
 

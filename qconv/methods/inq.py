@@ -1,4 +1,4 @@
-"""INQ: weights become powers of two in portions; those that have are frozen (arXiv:1702.03044)."""
+"""INQ: weights become powers of two in portions, and are then frozen (arXiv:1702.03044)."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -123,7 +123,7 @@ class INQ(Quantizer):
         return self.frozen, self.code, self.top
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        """Return powers of two; weights that are not frozen yet stay as they are, and so do zeros, as of pruning."""
+        """Return powers of two; weights that are not frozen, and zeros, for example pruned ones, stay as they are."""
         frozen, code, top = tensors
         return Whole(torch.where((frozen > 0) & (x != 0), self._level(frozen, code, top, x.dtype), x))
 
@@ -175,7 +175,7 @@ class INQ(Quantizer):
         write_whole_(shard, self.quantize(x, *self.tensors()))
 
     def _settle(self) -> None:
-        """Turn the buffers of an average into constants, when training goes on from it."""
+        """Turn averaged buffers into constants when training continues from an average."""
         top, code = _top(*self.tensors()), constant(self.code, self.frozen)
         self.top.copy_(top)
         self.code.copy_(code)
@@ -206,14 +206,14 @@ def constant(share: Tensor, flag: Tensor) -> Tensor:
 
 
 def _top(frozen: Tensor, code: Tensor, top: Tensor) -> Tensor:
-    """n1, which was set when the first weight got a level other than 0."""
+    """Return n1, set when the first weight got a nonzero level."""
     levels = frozen * (code != 0)
     return constant(top, levels.max() if levels.numel() else levels.sum())
 
 
 @named
 def inq(weight_bits: int = 5, portions: Sequence[float] = (0.5, 0.75, 0.875, 1.0)) -> Scheme:
-    """INQ: weights become powers of two in portions; those that have are frozen (arXiv:1702.03044).
+    """INQ: weights become powers of two in portions, and are then frozen (arXiv:1702.03044).
 
     ``portions`` are accumulated; `qconv.set_progress` moves from one to the next. The authors start from a trained
     float network and restart the learning rate with each portion.

@@ -23,7 +23,7 @@ MOST_VALUES = 2**14
 
 
 class LSQPlus(LSQ):
-    r"""Weights of LSQ+: `LSQ` with another first step, and no offset.
+    r"""Weights of LSQ+: `LSQ` with another initial step, without an offset.
 
     s starts at ``max(|mu − 3 sigma|, |mu + 3 sigma|) / 2^(b−1)``, with the mean mu and the standard deviation sigma
     (divided by n) of the layer or of each filter; with one bit at ``mean |w|``. All else is as in `LSQ`. The levels of
@@ -38,7 +38,7 @@ class LSQPlus(LSQ):
 
 
 class LSQPlusInput(FromData[Values], Coded):
-    r"""Activations of LSQ+: a learned step s and a learned offset beta, for inputs that are not cut at 0.
+    r"""Activations of LSQ+: a learned step s and a learned offset beta, for inputs that may be negative.
 
     ``x_q = s · round(clamp(z, 0, Q_p)) + beta`` with ``z = (x − beta) / s`` and ``Q_p = 2^b − 1``, half to even. With
     ``c = 1 / √(N · Q_p)``, N as in `LSQInput`:

@@ -53,7 +53,7 @@ def check_percentile(percentile: float) -> float:
 
 
 class _FromFirst(Passing):
-    """The shared part of weights and inputs: codes of which that of 0 depends on the range."""
+    """The shared part of weights and inputs: codes from the first level, with 0 at a code that depends on the range."""
 
     symmetric: bool
     _bits: int

@@ -183,7 +183,7 @@ def _corners(widths: Tensor, start: Tensor) -> Tensor:
 
 
 def _sum_by(index: Tensor, x: Tensor, count: int) -> Tensor:
-    """The sum of the elements of ``x`` for each value of ``index``, ``(count,)``."""
+    """Sum the elements of ``x`` for each value of ``index``, ``(count,)``."""
     rows, indices = (t.flatten(1) if t.ndim > 1 else t.view(1, -1) for t in (x, index))
     # Elements are summed one after another; summing by sample first rounds less.
     return rows.new_zeros(rows.shape[0], count).scatter_add(1, indices, rows).sum(0)

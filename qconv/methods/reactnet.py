@@ -86,7 +86,7 @@ class ReActNetInput(Binary):
         return *self._gradients(passed(shifted, kept[1:], form), form.dtype, bias), *(None for _ in schedule)
 
     def _gradients(self, grad_shifted: Tensor, dtype: torch.dtype, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of x and of the bias, from that of their sum."""
+        """Return the gradients of x and of the bias, from their sum's."""
         grad_bias = wide(grad_shifted).sum_to_size(self._per_channel(grad_shifted, bias).shape).view_as(bias)
         return grad_shifted.to(dtype), grad_bias.to(bias.dtype)
 

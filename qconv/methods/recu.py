@@ -84,7 +84,7 @@ class ReCUWeight(Binary):
         self.register_buffer("tau", torch.tensor(tau_min))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Let tau be float32 also in a model of 16 bits, which would round it to 1, where Q is infinite."""
+        """Keep tau in float32 also in a 16-bit model, which would round it to 1, where Q is infinite."""
         tau = self.tau
         super()._apply(fn, recurse)
         if self.tau.is_floating_point():
@@ -151,7 +151,7 @@ class ReCUInput(Binary):
         self.register_buffer("mark", torch.ones(()), persistent=False)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of the surrogate, and in training a mark: without it the gradient is that of evaluation."""
+        """Return the surrogate's tensors, and in training a mark; without it, the gradient is as in evaluation."""
         return *super().tensors(), *([self.mark] if self.training else [])
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:

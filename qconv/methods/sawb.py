@@ -1,4 +1,4 @@
-"""SAWB: uniform weights whose range follows from two statistics of them (Choi et al., arXiv:1807.06964)."""
+"""SAWB: uniform weights with a range computed from two of their statistics (Choi et al., arXiv:1807.06964)."""
 
 from functools import partial
 
@@ -79,7 +79,7 @@ class SAWB(Passing):
         return clip.view(-1, *[1] * (x.ndim - 1))
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        """Odd whole numbers from −n to n, with ``zero`` all of them, and the step clip / n."""
+        """Return odd whole numbers from −n to n (all of them with ``zero``), and the step clip / n."""
         wide_x = wide(x)
         clip = self.clip(wide_x)
         ratio = (wide_x / divisor(clip)).clamp(-1, 1)

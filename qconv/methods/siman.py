@@ -169,12 +169,12 @@ class SiManInput(Binary):
 
 
 def _samples(x: Tensor) -> Tensor:
-    """A tensor whose dimension 0 counts samples: without a second dimension all are one."""
+    """Return the tensor with samples in dimension 0; a one-dimensional tensor is one sample."""
     return x if x.ndim > 1 else x.unsqueeze(0)
 
 
 def _centred(x: Tensor) -> Tensor:
-    """The values minus the mean of their sample; 0 if they differ from it by rounding errors alone.
+    """Return the values minus their sample's mean; 0 if the difference is only a rounding error.
 
     Only their signs are asked for, and large squares would overflow in the deviation.
     """

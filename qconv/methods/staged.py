@@ -11,7 +11,7 @@ from ..scheme import Factory, Scheme, Starts, split_name
 
 
 def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
-    """Return one scheme that runs several in turn: each begins at its progress, set by `qconv.set_progress`.
+    """Return one scheme that runs several in turn; each begins at its progress, set by `qconv.set_progress`.
 
     Progressive bits (APoT's initialization, arXiv:1909.13144) are ``staged([(0, apot(4, 4)), (0.5, apot(2, 2))])``.
     `qconv.quantizers.Stages` describes how a stage begins. The gradient quantizer is that of the last scheme.
@@ -73,7 +73,7 @@ def layerwise(
     weights: tuple[float, float] = (0.4, 0.8),
     ramp: float = 0.0,
 ) -> Scheme:
-    """Layer after layer, from the input of the network to its output, begins to follow ``scheme``.
+    """Apply ``scheme`` layer by layer, from the input of the network to its output.
 
     Before that, a layer's inputs and weights are float. The layer of depth d, 0 for the first one that follows the
     scheme and 1 for the last, quantizes its inputs from the progress ``i₀ + d (i₁ − i₀)`` on, where ``(i₀, i₁)`` is
@@ -126,7 +126,7 @@ def _check_not_layerwise(scheme: Scheme) -> None:
 
 
 def _range(name: str, value: Sequence[float]) -> tuple[float, float]:
-    """Return two progresses of which the second is not the earlier one."""
+    """Return two progresses in order."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise TypeError(f"{name} (={value!r}) must be a pair: the progress for the first layer and for the last one")
     first, last = value

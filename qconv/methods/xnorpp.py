@@ -1,4 +1,4 @@
-"""XNOR-Net++: binary weights whose scale is learned (Bulat and Tzimiropoulos, arXiv:1909.13863)."""
+"""XNOR-Net++: binary weights with a learned scale (Bulat and Tzimiropoulos, arXiv:1909.13863)."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Activations of binary networks, which learn where the next sign changes, and how a network builds its activations.
+"""Activations of binary networks, with learned thresholds for the next sign, and how networks build activations.
 
 A network takes `activation`, which is called with the number of channels to make a module, such as `RPReLU` or
 `functools.partial(Maxout, negative=0.5)`. The classes of `torch.nn` can be given as they are: `build_activation` knows

@@ -1,4 +1,4 @@
-"""How the weights of a network start."""
+"""Initial weights of a network."""
 
 from typing import TypeVar
 
@@ -9,7 +9,7 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 def he_normal_(model: M) -> M:
-    """Draw the weights of the convolutions and linear layers anew: ``w ~ N(0, 2 / n)``.
+    """Initialize the weights of convolutions and linear layers: ``w ~ N(0, 2 / n)``.
 
     n is the number of inputs of an output, C_in / groups · kernel size. He et al. 2015 (arXiv:1502.01852), equation 10;
     as `torch.nn.init.kaiming_normal_`. torch's own start is uniform with a deviation of ``1 / sqrt(3 n)``, 0.41 of it.

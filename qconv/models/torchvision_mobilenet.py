@@ -14,7 +14,7 @@ BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 def torchvision_mobilenet_v2(
     in_channels: int = 3, num_classes: int = 1000, *, width: float = 1.0, small_pictures: bool = False
 ) -> nn.Module:
-    """`torchvision.models.mobilenet_v2`, randomly initialised; torchvision must be installed.
+    """`torchvision.models.mobilenet_v2`, randomly initialized; torchvision must be installed.
 
     Low-bit versions leave the first and the last layer float, or give them 8 bits. Most of its convolutions are
     depthwise or 1×1: their outputs are sums of few products, in which errors of rounding cancel less.

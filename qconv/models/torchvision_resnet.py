@@ -8,7 +8,7 @@ DEPTHS = (18, 34, 50, 101, 152)
 
 
 def torchvision_resnet(in_channels: int = 3, num_classes: int = 1000, *, depth: int = 18) -> nn.Module:
-    """`torchvision.models.resnet18`, 34, 50, 101 or 152, randomly initialised; torchvision must be installed.
+    """`torchvision.models.resnet18`, 34, 50, 101 or 152, randomly initialized; torchvision must be installed.
 
     From 50 on, the stride is in the 3×3 convolution of a bottleneck; in the paper it is in the first 1×1 convolution.
     Published low-bit versions leave the first and the last layer float; binary ones also leave the 1×1 convolutions of

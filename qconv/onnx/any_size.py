@@ -1,4 +1,4 @@
-"""Files that take images of any size: they are compared at sizes other than the example's."""
+"""ONNX files for images of any size, compared at sizes other than the example's."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -51,7 +51,7 @@ def of_other_sizes(model: nn.Module, example: Tensor) -> list[Tensor]:
 
 
 def compare_sizes(model: nn.Module, content: bytes, example: Tensor, others: list[Tensor]) -> None:
-    """Compare what a file gives for images of other sizes with what the trained model gives.
+    """Compare the outputs of a file with the trained model's, for images of other sizes.
 
     Raises:
         ValueError: an output has another shape or is off by more than at the example's size and than codes at an edge
@@ -91,7 +91,7 @@ def _by(images: Tensor) -> str:
 
 @contextmanager
 def _called(model: nn.Module) -> Iterator[list[str]]:
-    """Note the modules whose forward runs, the innermost last."""
+    """Record the modules with a running forward, the innermost last."""
     names: list[str] = []
 
     def enter(name: str) -> Any:

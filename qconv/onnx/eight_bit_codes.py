@@ -1,4 +1,4 @@
-"""8-bit codes in ONNX's operators: from floats and back."""
+"""8-bit codes in ONNX's operators: from floats, and to floats."""
 
 from typing import Any
 

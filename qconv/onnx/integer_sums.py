@@ -79,7 +79,7 @@ class _Rounder:
         return self.network.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def drop_unchanged(self) -> None:
-        """Remove modules that pass on their input unchanged."""
+        """Remove modules that return their input unchanged."""
         for node in list(self.network.graph.nodes):
             if type(self.of(node)) in UNCHANGED:
                 node.replace_all_uses_with(node.all_input_nodes[0])
@@ -118,7 +118,7 @@ class _Rounder:
         return layer.encoder if isinstance(layer.encoder, LinearEncode) else None
 
     def round(self, source: fx.Node, value: fx.Node, users: Iterable[fx.Node]) -> None:
-        """Let codes of `source` represent `value`, which is `source` or its ReLU, where `users` read it."""
+        """Represent `value`, which is `source` or its ReLU, by codes of `source` where `users` read it."""
         readers = {node: encoder for node in users if (encoder := self.encoder(node)) is not None}
         first = next(iter(readers.values()), None)
         step, zero = steps_of_a_sum(*self.ends[value], None if first is None else first.step)

@@ -1,4 +1,4 @@
-"""The operators of a written file, each compared with torch's."""
+"""Comparison of each operator of a written file with torch's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _FEW = 1e-3  # of an output: the share of numbers that may fall to the other sid
 
 
 def check_operators(file: Any, program: ExportedProgram, input: Tensor) -> None:
-    """Compare each operator of a program with what ONNX Runtime computes for it in the file, from the same numbers.
+    """Compare each operator of a program with ONNX Runtime's result in the file, from the same numbers.
 
     So a code that falls to the other side of an edge changes nothing: what follows starts from the same code.
 
@@ -47,13 +47,13 @@ def check_operators(file: Any, program: ExportedProgram, input: Tensor) -> None:
 
 
 def _is_comparable(node: fx.Node) -> bool:
-    """Whether a node gives a tensor that ONNX Runtime hands to Python as torch has it."""
+    """Whether a node has a tensor output that ONNX Runtime hands to Python in torch's form."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and not value.is_complex() and value.dtype not in _NOT_IN_NUMPY
 
 
 def _tensors(program: ExportedProgram, input: Tensor) -> list[Any]:
-    """What a program's graph takes: parameters, buffers and constants, and the input."""
+    """Return the inputs of a program's graph: parameters, buffers, constants, and the input."""
     signature, held = program.graph_signature, {**program.state_dict, **program.constants}
     names = {
         **signature.inputs_to_parameters,
@@ -65,7 +65,7 @@ def _tensors(program: ExportedProgram, input: Tensor) -> list[Any]:
 
 
 class _Compared(fx.Interpreter):
-    """Computes each operator from the numbers that the file has before it, and compares."""
+    """Runs each operator on the file's numbers before it, and compares."""
 
     def __init__(self, program: ExportedProgram, values: Mapping[str, Tensor]) -> None:
         super().__init__(program.graph_module)
@@ -87,7 +87,7 @@ class _Compared(fx.Interpreter):
 
 
 def _by_definition(inputs: list[Tensor], name: str, *_: Any) -> Tensor:
-    """What one of ONNX's own operators in `codes` and `layers` gives."""
+    """Return the result of an ONNX operator of `codes` and `layers`, by its definition."""
     if name == "LeakyRelu":
         return inputs[0]  # its slope is 1
     input, scale, zero = inputs
@@ -99,7 +99,7 @@ def _by_definition(inputs: list[Tensor], name: str, *_: Any) -> Tensor:
 
 
 def _difference(wanted: Tensor, got: Tensor, given: list[Tensor]) -> str:
-    """In words, if rounding does not explain it; ONNX's operators may make anything of NaN."""
+    """Return the difference in words, unless rounding explains it; ONNX operators may return anything for NaN."""
     if got.shape != wanted.shape:
         return f"has shape {tuple(got.shape)} there, and {tuple(wanted.shape)} in torch"
     numbers = [each.double() for each in (wanted, *given) if each.numel()]

@@ -21,7 +21,7 @@ it, and slower with it."""
 
 
 class OnnxModel:
-    """A file of `qconv.export_onnx`, run by ONNX Runtime on the CPU, with right sums on every processor.
+    """A file of `qconv.export_onnx`, run by ONNX Runtime on the CPU, with exact sums on every processor.
 
     Args:
         path: the file.
@@ -46,7 +46,7 @@ class OnnxModel:
         self.input = self.session.get_inputs()[0].name
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Return the output for a batch; raise a ValueError if the file takes another kind of input."""
+        """Return the output for a batch; raise a ValueError if the input has the wrong kind."""
         try:
             (output,) = self.session.run(None, {self.input: input.detach().float().cpu().contiguous().numpy()})
         except Exception as error:  # its own kinds
@@ -55,7 +55,7 @@ class OnnxModel:
 
 
 def load(file: str | bytes, threads: int, *, precise: bool = False, optimized: bool = True) -> Any:
-    """Return a session of ONNX Runtime for a path or the content of a file; raise a ValueError if it has none."""
+    """Return a session of ONNX Runtime for a path or a file's content; raise a ValueError if there is none."""
     with needed("running ONNX files"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
@@ -100,7 +100,7 @@ class OnnxComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether all decisions agree."""
+        """Whether all predicted classes agree."""
         return self.decisions == 0
 
     def __str__(self) -> str:

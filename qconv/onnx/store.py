@@ -1,4 +1,4 @@
-"""Weights stored in the file as integers; a runtime makes floats of them when it loads the file."""
+"""Storing weights as integers in the file; a runtime converts them to floats when it loads the file."""
 
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ _SMALL = 256  # bytes; for smaller tensors the nodes do not pay off
 
 
 def store_integers(model: ir.Model, four_bits: bool) -> None:
-    """Replace the initializers of a model by integers of 8 or 16 bits wherever that reproduces the numbers exactly.
+    """Replace a model's initializers by integers of 8 or 16 bits wherever that reproduces the numbers exactly.
 
     These are whole numbers; or indices into a list of at most 256 levels, times a scale for each output channel; or
     indices into a list of at most 16 levels for each channel. With ``four_bits``, those that fit have 4 bits.
@@ -29,7 +29,7 @@ def store_integers(model: ir.Model, four_bits: bool) -> None:
 
 
 def own_weights(model: ir.Model) -> None:
-    """Give each layer a weight and a zero point of its own; the exporter has made one of those that are equal.
+    """Give each layer its own weight and zero point; the exporter merges equal ones.
 
     In its precise mode ONNX Runtime moves both to uint8, and fails at a tensor that it has moved before.
     """
@@ -98,7 +98,7 @@ def _store_whole(graph: ir.Graph, value: ir.Value, codes: NDArray[Any]) -> None:
 
 
 def _store_rows(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32], small: Any) -> bool:
-    """Store up to 16 levels for each output channel and indices of all numbers, in dtype ``small``, if they do."""
+    """Store up to 16 levels per output channel and indices of dtype ``small``, if they reproduce all numbers."""
     if not array.size or len(np.unique(array[0])) > 16:
         return False
     rows = [np.unique(row, return_inverse=True) for row in array.reshape(len(array), -1)]

@@ -1,4 +1,4 @@
-"""Optimizers of quantized networks, groups of parameters, and what else happens to weights around a step."""
+"""Optimizers of quantized networks, groups of parameters, and rules for weights around a step."""
 
 from .bop import Bop as Bop
 from .groups import KINDS as KINDS, ModelOptimizer as ModelOptimizer, parameter_groups as parameter_groups

@@ -130,7 +130,7 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
 
 
 def _check_flips(model: nn.Module, weights: Collection[nn.Parameter]) -> None:
-    """Raise a ValueError unless each value has the sign of its weight, or in a whole filter the opposite one.
+    """Raise a ValueError unless each value has its weight's sign, or in a whole filter the opposite sign.
 
     So it does for a quantizer that changes weights of ±1 after a step, in any stage.
     """
@@ -161,7 +161,7 @@ def _check_flips(model: nn.Module, weights: Collection[nn.Parameter]) -> None:
 
 
 def _scaled(lr: Any, scale: Any, rule: str | Predicate, options: Options) -> float:
-    """Return the learning rate of a rule that has an ``lr_scale``."""
+    """Return the learning rate of a rule with ``lr_scale``."""
     if not _is_positive(scale):
         raise ValueError(f"rules[{rule!r}]: lr_scale (={scale!r}) must be a positive number")
     if "lr" in options:

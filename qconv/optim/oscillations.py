@@ -1,4 +1,4 @@
-"""Weights that oscillate between two levels: their measure, and iterative freezing (arXiv:2203.11086)."""
+"""Oscillation of weights between two levels: measuring it, and iterative freezing (arXiv:2203.11086)."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -19,7 +19,7 @@ OFTEN = 0.005
 
 
 class Oscillations(StepRule):
-    r"""Measures how often each weight goes back and forth between two levels, and freezes those that do so often.
+    r"""Measures how often each weight goes back and forth between two levels, and freezes frequent oscillators.
 
     A weight oscillates at a step if its code changes in the direction opposite to that of its last change. Its
     frequency is an exponential moving average, with the momentum m:
@@ -78,7 +78,7 @@ class Oscillations(StepRule):
         return not layer.weight_quantizer.replaces_weight and layer.weight_quantizer.bits <= self.max_bits
 
     def check(self, name: str, layer: QuantizedLayer) -> None:
-        """Raise a TypeError unless the weight has codes, and with ``freeze`` stays on a level on which it is put."""
+        """Raise a TypeError unless the weight has codes, and with ``freeze`` stays on the level that it is set to."""
         super().check(name, layer)
         try:
             layer.weight_codes()
@@ -116,7 +116,7 @@ class Oscillations(StepRule):
         state["oscillation_codes"] = now
 
     def _hold(self, layer: QuantizedLayer, codes: Any, now: Tensor, state: State, threshold: float) -> Tensor:
-        """Freeze what oscillates too often, set the frozen weights to their levels, and return the codes."""
+        """Freeze weights that oscillate too often, set frozen weights to their levels, and return the codes."""
         average, frozen = state["oscillation_average"], state[FROZEN]
         newly = (state[FREQUENCY] > threshold) & (frozen == 0)
         level = torch.where(average < 0, -1.0, 1.0) if layer.weight_quantizer.is_binary else average.round()

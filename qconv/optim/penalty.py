@@ -75,7 +75,7 @@ def sine_penalty(model: nn.Module) -> Tensor:
 
 
 def _frequency(quantizer: Quantizer) -> float:
-    """ω of BiPer's quantizer; 0 while the stage is that of another scheme."""
+    """Return ω of BiPer's quantizer; 0 in a stage with another scheme."""
     while isinstance(quantizer, Stages):
         quantizer = quantizer.current
     return next((part.frequency for part in quantizer.modules() if isinstance(part, WAVES)), 0.0)

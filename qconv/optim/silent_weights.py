@@ -1,4 +1,4 @@
-"""OvSW: weights of binary layers that never change their sign (arXiv:2407.05257)."""
+"""OvSW: weights of binary layers that never change sign (arXiv:2407.05257)."""
 
 import torch
 
@@ -12,7 +12,7 @@ FLIPS = "flip_frequency"
 
 
 class OvSW(StepRule):
-    r"""Overcomes silent weights: gradients that are too small for a sign to change, and weights that never do.
+    r"""Overcomes silent weights: scales gradients too small to flip a sign, and decays weights that never flip.
 
     Before each step, for each filter c of a binary weight with the gradient g:
 

@@ -21,7 +21,7 @@ Schedule = float | tuple[float, float]
 
 
 class StepRule:
-    """Changes the gradients of latent weights before each optimizer step, or the weights after it.
+    """Changes the gradients of latent weights before each optimizer step, or the weights afterwards.
 
     A subclass overrides `wants`, and `before_step` or `after_step`. What it remembers of a weight it keeps in the
     optimizer's state, ``optimizer.state[weight]``, under names of its own: the state is saved, resumed and moved with
@@ -38,7 +38,7 @@ class StepRule:
 
     @property
     def counter(self) -> str:
-        """The name under which the steps of a weight are counted in the optimizer's state."""
+        """Return the name of a weight's step count in the optimizer's state."""
         return f"{type(self).__name__}_steps"
 
     def wants(self, layer: QuantizedLayer) -> bool:
@@ -46,7 +46,7 @@ class StepRule:
         raise NotImplementedError
 
     def check(self, name: str, layer: QuantizedLayer) -> None:
-        """Raise an error if the rule can't work on a layer that it `wants`.
+        """Raise an error if the rule can't be applied to a layer that it `wants`.
 
         Raises:
             TypeError: a weight of fewer than 32 bits of floating point, in which running averages don't move.
@@ -58,7 +58,7 @@ class StepRule:
             )
 
     def before_step(self, layer: QuantizedLayer, state: State) -> None:
-        """Change ``layer.weight.grad``. The optimizer's state of the weight is not to be written yet."""
+        """Change ``layer.weight.grad``; don't write to the weight's optimizer state yet."""
 
     def after_step(self, layer: QuantizedLayer, state: State, progress: float) -> None:
         """Change ``layer.weight`` or the state; ``progress`` goes from 0 to 1 during training."""
@@ -126,7 +126,7 @@ class StepRule:
 
 
 def at(value: Schedule, progress: float) -> float:
-    """``end + (start − end) · (1 + cos π·progress) / 2`` of a pair; a number stays what it is."""
+    """Return ``end + (start − end) · (1 + cos π·progress) / 2`` for a pair; a number unchanged."""
     if not isinstance(value, tuple):
         return value
     start, end = value
@@ -134,12 +134,12 @@ def at(value: Schedule, progress: float) -> float:
 
 
 def since(start: float, progress: float) -> float:
-    """Return how far what begins at ``start`` of the training is, from 0 to 1."""
+    """Return the progress since ``start``, from 0 to 1."""
     return max(0.0, progress - start) / (1 - start)
 
 
 class Attached:
-    """A rule at work on the layers of a model, by hooks of one optimizer."""
+    """A rule applied to the layers of a model, through hooks of one optimizer."""
 
     def __init__(
         self, rule: StepRule, layers: list[QuantizedLayer], optimizer: Optimizer, total_steps: int | None
@@ -152,12 +152,12 @@ class Attached:
         )
 
     def remove(self) -> None:
-        """End the work of the rule; what it keeps in the optimizer's state stays there."""
+        """Remove the rule; its entries in the optimizer's state stay."""
         for handle in self.handles:
             handle.remove()
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Change the gradients; those that a closure computes, as under Lightning, when it has done so.
+        """Change the gradients; with a closure, as under Lightning, after it has computed them.
 
         Raises:
             RuntimeError: the gradients are still multiplied by the scale of a GradScaler.
@@ -186,13 +186,13 @@ class Attached:
 
     @torch.no_grad()
     def change_gradients(self, optimizer: Optimizer) -> None:
-        """Call the rule for each weight that has a gradient."""
+        """Apply the rule to each weight with a gradient."""
         for layer, state in self.trained(optimizer):
             self.rule.before_step(layer, state)
 
     @torch.no_grad()
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Call the rule for each weight that the step has changed."""
+        """Apply the rule to each weight that the step has changed."""
         del args, kwargs
         if is_inner_step(optimizer):
             return
@@ -201,7 +201,7 @@ class Attached:
             self.rule.after_step(layer, state, 0.0 if self.total_steps is None else steps / self.total_steps)
 
     def trained(self, optimizer: Optimizer) -> Iterator[tuple[QuantizedLayer, State]]:
-        """The layers whose weights have a gradient, with the optimizer's state of them."""
+        """Yield the layers with a weight gradient, with the optimizer's state of the weight."""
         for layer in self.layers:
             if layer.weight.grad is not None:
                 yield layer, optimizer.state[layer.weight]

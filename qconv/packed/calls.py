@@ -52,7 +52,7 @@ def build_quantizer(node: Mapping[str, Any]) -> Any:
 
 
 def build_network(node: Mapping[str, Any]) -> nn.Module:
-    """Build the float network of a call: of a function of `qconv.models` whose activations are torch's or qconv's.
+    """Build the float network of a call to a function of `qconv.models`, with activations of torch or qconv.
 
     Raises:
         ValueError: the call is not of a network of qconv, or has wrong arguments.

@@ -87,7 +87,7 @@ def _hash(name: str, text: str) -> str:
 
 
 def _words(name: str, module: nn.Module) -> Iterator[str]:
-    """The hashes that are taken for a module: its own, and those of batch norms that compute the same."""
+    """Return the accepted hashes of a module: its own, and those of equivalent batch norms."""
     text = described(module)
     yield _hash(name, text)
     kind = plain_type(module).__name__

@@ -19,7 +19,7 @@ def smallest(numbers: Tensor) -> Tensor:
 
 
 class FixedCodes(Quantizer):
-    """``w_q = codes.dequantize()``, whatever the float weight is; nothing in it is trained.
+    """``w_q = codes.dequantize()``, for any float weight; nothing in it is trained.
 
     Args:
         bits: information per element.
@@ -44,7 +44,7 @@ class FixedCodes(Quantizer):
         self.register_buffer("negative_scale", None)
 
     def set_(self, codes: Codes) -> None:
-        """Take over the codes; their `zero` must be 0."""
+        """Set the codes; their `zero` must be 0."""
         self.values = codes.values
         self.scale, self.offset, self.negative_scale = codes.scale, codes.offset, codes.negative_scale
 

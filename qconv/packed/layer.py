@@ -1,4 +1,4 @@
-"""A quantized layer as a header and tensors, and back; `weight` handles its weight."""
+"""Conversion of a quantized layer to a header and tensors, and back; `weight` handles its weight."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -149,7 +149,7 @@ def check_shippable(name: str, layer: QuantizedLayer) -> None:
 
 
 def check_called(model: nn.Module, input: Tensor) -> None:
-    """Raise a ValueError for a quantized layer whose weight a forward with ``input`` reads without calling it."""
+    """Raise a ValueError if a forward with ``input`` reads a quantized layer's weight without calling the layer."""
     layers = {layer: name for name, layer in quantized_layers(model).items()}
     for layer in run(model, layers, input).bypassed:
         raise ValueError(
@@ -178,7 +178,7 @@ BY_DATA = (
 
 
 def check_quantizers(what: str, quantizers: Mapping[str, Quantizer], remedy: str = BY_DATA) -> None:
-    """Raise a ValueError unless all of them quantize as they will at the end."""
+    """Raise a ValueError unless all quantizers already quantize as at the end of training."""
     for quantizer in quantizers.values():
         if not quantizer.calibrated:
             raise ValueError(f"{what}: {quantizer} waits for data: {remedy}")
@@ -237,7 +237,7 @@ def current(quantizer: Quantizer) -> Quantizer:
 
 
 def _learned(quantizer: Quantizer) -> Iterator[tuple[str, Tensor]]:
-    """The tensors with which an input quantizer computes: not surrogates, random streams, flags, notes or gradients."""
+    """Return the tensors that an input quantizer computes with: no surrogates, streams, flags, notes, gradients."""
     other = tuple(
         f"{name}." for name, part in quantizer.named_modules() if isinstance(part, Surrogate | Stream) and name
     )

@@ -251,7 +251,7 @@ class Content:
         }
 
     def _dtypes(self) -> set[torch.dtype]:
-        """The dtypes of its floats; if it has only codes, the dtypes of the weights that these stand for."""
+        """Return the dtypes of the file's floats; without floats, the dtypes of the weights behind its codes."""
         weights = (layer.weight for layer in self.header.layers.values())
         of_weights = {getattr(torch, weight.dtype) for weight in weights if weight is not None}
         return {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()} or of_weights

@@ -12,7 +12,7 @@ SIZES = {1: (64, 1024), 2: (32, 64, 224, 28, 16, 8), 3: (16, 32)}
 
 
 def usual_shapes(network: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes of an input, without the batch, for the first registered layer; empty without any layer."""
+    """Return shapes to try, without the batch, for the first registered layer; empty without a layer."""
     kinds = QuantizedLayer, _ConvNd, nn.Linear
     first: Any = next((module for module in network.modules() if isinstance(module, kinds)), None)
     if first is None:

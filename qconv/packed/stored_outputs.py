@@ -50,7 +50,7 @@ def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
 
 
 def why_refused(model: nn.Module, shape: tuple[int, ...]) -> str:
-    """Return the model's error for inputs of this shape, without the batch; empty if it takes them."""
+    """Return the model's error for inputs of this shape, without the batch; empty if there is none."""
     try:
         _outputs(model, inputs_of(shape)[:2])
     except FAILURES as error:
@@ -71,7 +71,7 @@ def find_shape(model: nn.Module) -> tuple[int, ...] | None:
 
 
 def can_be_tried(model: nn.Module) -> bool:
-    """Whether the model is in float32 and takes one input, judging by its forward."""
+    """Whether the model is in float32, and its forward takes one input."""
     needed = [
         parameter
         for parameter in inspect.signature(model.forward).parameters.values()
@@ -82,7 +82,7 @@ def can_be_tried(model: nn.Module) -> bool:
 
 
 def why_not_copied(model: nn.Module) -> str:
-    """Return the problem if the model can't be copied and thus not tried; else empty."""
+    """Return why the model can't be copied, and so not be run as a test; else empty."""
     try:
         copied(model)
     except FAILURES as error:
@@ -133,7 +133,7 @@ def _moved(outputs: Tensor, expected: Tensor) -> Tensor:
 
 
 def inputs_of(shape: tuple[int, ...]) -> Tensor:
-    """The inputs of this shape, without the batch, on which models are tried."""
+    """Return the test inputs of this shape, without the batch."""
     # Whatever dtype and device are torch's default here, they are the same numbers.
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.randn(CANDIDATES, *shape, generator=generator, dtype=torch.float32, device="cpu")

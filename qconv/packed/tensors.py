@@ -28,7 +28,7 @@ def inner_model(model: nn.Module) -> nn.Module:
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers by all of their names."""
+    """Return the parameters and persistent buffers by all their names."""
     names = model.state_dict().keys()
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return {name: tensor for name, tensor in every if name in names}

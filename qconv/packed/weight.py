@@ -1,4 +1,4 @@
-"""A weight as codes in a file, and back."""
+"""Conversion of a weight to codes in a file, and back."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ def entry(name: str, tensor: Tensor, owner: str) -> Entry:
 
 
 def describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[header.Weight | None, list[Entry]]:
-    """Return how the weight is stored, None if it has no codes, and its tensors; `strict` as for `layer.describe`."""
+    """Return how the weight is stored (None without codes), and its tensors; `strict` as in `layer.describe`."""
     quantizer = layer.weight_quantizer
     shape = tuple(layer.filters().shape)
     dtype: Any = str(layer.weight.dtype).removeprefix("torch.")
@@ -106,7 +106,7 @@ def _codes(name: str, layer: QuantizedLayer, strict: bool) -> Codes | None:
 
 
 def _levels(values: Tensor) -> Tensor:
-    """Return the values that occur, sorted."""
+    """Return the distinct values, sorted."""
     if values.is_floating_point() or not values.numel():
         return values.unique()
     first, last = (int(each) for each in values.aminmax())

@@ -80,7 +80,7 @@ class Quantizer(InBits, NeedsData):
 
     @property
     def splits_at_zero(self) -> bool:
-        """Whether 0 separates its only two levels, at least at the start if the threshold is learned; true of signs.
+        """Whether 0 separates the only two levels, at least initially if the threshold is learned; true of signs.
 
         Inputs of one sign, such as those after a ReLU, are then all quantized to one value.
         """
@@ -88,31 +88,31 @@ class Quantizer(InBits, NeedsData):
 
     @property
     def makes_signs(self) -> bool:
-        """Whether all values are ±1 in this mode and stage: a layer's ``padding_value`` and ``scale_map`` apply."""
+        """Whether all values are ±1 in this mode and stage, so that ``padding_value`` and ``scale_map`` apply."""
         return self.signs
 
     @property
     def is_unsigned(self) -> bool:
-        """Whether the method itself, and not an argument, makes 0 of every negative input."""
+        """Whether the method itself, not an argument, clips every negative input to 0."""
         return False
 
     @property
     def chosen_sign(self) -> bool | None:
-        """Whether its data have chosen signed inputs; None if they choose nothing, or have not come yet."""
+        """Whether the data have chosen signed inputs; None without a choice, or before the data."""
         return None
 
     @property
     def has_codes(self) -> bool:
-        """Whether it defines integer `codes`, by itself or by `whole`."""
+        """Whether integer `codes` are defined, directly or through `whole`."""
         return self.has_whole or type(self).codes is not Quantizer.codes
 
     @property
     def is_final(self) -> bool:
-        """Whether it already quantizes as it will at the end; before, the trained model is not the shipped one."""
+        """Whether this already quantizes as at the end of training; before, the shipped model would differ."""
         return True
 
     def differs_from_authors(self) -> str:
-        """What the authors' code computes if tensors under `authors_names` would give other values here; else empty."""
+        """Return how the authors' code computes from tensors under `authors_names`, if values differ; else empty."""
         return ""
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -165,7 +165,7 @@ class Quantizer(InBits, NeedsData):
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
     def snapshot(self) -> Self:
-        """Return a copy that keeps computing as this one does now, even if its mode, stage or attributes change later.
+        """Return a copy that keeps computing as now, even if the mode, stage or attributes change later.
 
         A backward calls the snapshot taken when its forward ran: quantizing again then gives what the forward computed,
         even if a quantizer reads an attribute that has changed. Tensors are shared; `hold` copies those that must not
@@ -174,7 +174,7 @@ class Quantizer(InBits, NeedsData):
         return as_it_is_now(self)
 
     def hold(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return ``tensors`` as a backward may read them after `set_progress_` or `after_step_` wrote to buffers.
+        """Return ``tensors`` for a backward, safe from later writes by `set_progress_` or `after_step_`.
 
         Buffers of one element are copied. Learned tensors are returned as they are: if one changed in between, autograd
         raises, as it does for any weight. While they are fresh all are copied: the next call of the layer, in the same
@@ -200,7 +200,7 @@ class Quantizer(InBits, NeedsData):
         return Codes(values.to(self.code_dtype), one if scale is None else scale)
 
     def levels(self, *tensors: Tensor) -> Levels | None:
-        """Return the levels that every ``x`` is quantized to; None if they depend on ``x`` or are real numbers.
+        """Return the levels of all quantized values; None if they depend on ``x`` or are real numbers.
 
         Integer inference and export need the levels of the input: without them its layer computes on floats.
         """
@@ -225,28 +225,28 @@ class Quantizer(InBits, NeedsData):
         return Samples()
 
     def initialize_from(self, observer: Observer) -> None:
-        """Set the learned tensors from what ``observer``, a result of `observer`, has seen."""
+        """Set the learned tensors from the statistics in ``observer``, a result of `observer`."""
         if isinstance(observer, Samples) and not observer.is_empty:
             self.initialize(observer.joined())
 
     def vote(self) -> int:
-        """What the data seen by `initialize` suggest for a choice that all processes must make alike; 0 without one."""
+        """Return a vote from the data of `initialize`, for a choice that all processes share; 0 without one."""
         return 0
 
     def decide(self, votes: int) -> None:
-        """Choose by the sum of the `vote` of all processes, before the mean of their learned tensors is taken."""
+        """Choose by the sum of all processes' `vote`, before their learned tensors are averaged."""
 
     def decided(self) -> dict[str, Any]:
-        """The constructor's arguments for what has been chosen: a quantizer made with them needs no choice."""
+        """Return the constructor's arguments for the choices made: a quantizer with them has nothing to choose."""
         return {}
 
     def goes_on_from(self, other: "Quantizer") -> bool:
-        """Whether the `kept` tensors of ``other``, the quantizer of the stage before, carry over."""
+        """Whether the `kept` tensors of ``other``, the quantizer of the stage before, can be taken over."""
         return type(other) is type(self)
 
     @torch.no_grad()
     def go_on_from_(self, other: "Quantizer", x: Tensor | None) -> None:
-        """Start where ``other``, of the same class with other arguments or alike, has arrived: copy its `kept` tensors.
+        """Copy the `kept` tensors of ``other``, a quantizer of the same or a similar class with other arguments.
 
         Others that come from data are set anew: from ``x``, the latent weight, or if None from the next training batch.
         """
@@ -261,11 +261,11 @@ class Quantizer(InBits, NeedsData):
 
     @property
     def bounds(self) -> Bounds:
-        """The ends between which a step leaves a learned tensor, by its name, and the latent weight, by `WEIGHT`."""
+        """Return the ends to which a step clamps each learned tensor, by name, and the latent weight, by `WEIGHT`."""
         return {}
 
     def bounded(self, x: Tensor | None) -> Iterator[tuple[Tensor, float, float]]:
-        """Yield the tensors of `bounds`, but for frozen ones, with their ends; ``x`` as in `after_step_`."""
+        """Yield the tensors of `bounds` with their ends, except frozen ones; ``x`` as in `after_step_`."""
         for name, (low, high) in self.bounds.items():
             tensor = x if name == WEIGHT else getattr(self, name)  # a buffer, or computed, if it is frozen so
             if tensor is not None and (tensor is x or tensor.requires_grad):
@@ -339,7 +339,7 @@ def training_only(module: nn.Module) -> set[str]:
 
 
 def place(cls: type, *names: str, base: type = Quantizer) -> int:
-    """The place in the order of resolution of the first class that defines one of the names, ``base`` at last."""
+    """Return the position, in the method resolution order, of the first class that defines one of the names."""
     parents = enumerate(cls.__mro__)
     return next(i for i, parent in parents if parent is base or any(name in parent.__dict__ for name in names))
 
@@ -350,7 +350,7 @@ def whole_of(quantizer: Quantizer, x: Tensor, tensors: Sequence[Tensor]) -> Whol
 
 
 def is_plain_cpu(x: Tensor) -> bool:
-    """Whether reading values costs nothing: they are on the CPU, not fake, and nothing is being traced.
+    """Whether reading values is cheap: they are on the CPU, not fake, and nothing is being traced.
 
     `torch.jit.trace` would freeze the decisions that depend on these values, and go wrong on others.
     """
@@ -358,11 +358,11 @@ def is_plain_cpu(x: Tensor) -> bool:
 
 
 def is_wrapped(x: Tensor) -> bool:
-    """Whether `torch.func`, or a batch of gradients, wraps it, for which operators in place have no rule."""
+    """Whether the tensor is wrapped by `torch.func` or a batch of gradients, without rules for in-place operators."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     return functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether our operator may stand for several of torch's: nothing is being traced, and no subclass sees it."""
+    """Whether one operator may replace several of torch's: nothing is traced, and no tensor subclass is involved."""
     return type(x) in (Tensor, nn.Parameter) and not torch.jit.is_tracing()  # pyright: ignore

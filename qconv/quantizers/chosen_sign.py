@@ -1,4 +1,4 @@
-"""Levels on one side of 0 or on both, as the data ask for: chosen once, and kept as a tensor.
+"""Unsigned or signed levels, chosen once from the data and kept as a tensor.
 
 Signed levels are twice as far apart. They pay where negative inputs carry much of the signal, as after a linear
 bottleneck or a layer norm, and not where they are small, as after SiLU or Hardswish. So the squared error decides, and
@@ -26,7 +26,7 @@ STEPS = 32
 
 
 class MagnitudesAndValues(Magnitudes):
-    """The mean magnitude, and some of the values."""
+    """Observes the mean magnitude, and keeps some of the values."""
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__(dim)
@@ -47,7 +47,7 @@ def least_error(x: Tensor, low: int, high: int) -> Tensor:
 
 
 class ChosenSign(Quantizer):
-    """A part of input quantizers that take signed or unsigned inputs, as an argument says or the data.
+    """A part of input quantizers with signed or unsigned levels, chosen by an argument or by the data.
 
     The choice is a float buffer, `FLAG`: 0 for unsigned, above 0 for signed. So state dicts, averages of models and
     broadcasts carry it. Read as `signed` it is a bool, which is read from an accelerator once there were data, and
@@ -61,7 +61,7 @@ class ChosenSign(Quantizer):
     _vote: int = 0
 
     def set_sign(self, signed: bool | None, *, from_data: bool) -> None:
-        """Take the constructor's argument: True, False, or None for a choice by the data if they are to come."""
+        """Apply the constructor's argument: True, False, or None to let the data choose."""
         if signed is not None:
             check_flags(signed=signed)
         self.chooses_sign = signed is None and from_data
@@ -71,7 +71,7 @@ class ChosenSign(Quantizer):
 
     @property
     def signed(self) -> bool:
-        """Whether there are levels on both sides of 0; in a compiled graph, the last known choice."""
+        """Whether the levels are signed; in a compiled graph, the last known choice."""
         if self.chooses_sign and not torch.compiler.is_compiling():
             self.had_data()
         return self._signed
@@ -103,7 +103,7 @@ class ChosenSign(Quantizer):
         return had
 
     def choose_sign(self, observer: MagnitudesAndValues, unsigned: tuple[int, int], signed: tuple[int, int]) -> None:
-        """Choose by what the observer has seen, and keep the vote for `decide`."""
+        """Choose from the observer's values, and keep the vote for `decide`."""
         self._vote = -1  # without negative inputs it doesn't object to what other processes see
         if observer.low is not None and observer.low < 0:
             x = observer.values.kept.double()
@@ -145,11 +145,11 @@ class ChosenSign(Quantizer):
             self._sign_seen = Mark.on(flag)
 
     def rules_of_sign(self) -> dict[str, Rule]:
-        """The rule of the flag."""
+        """Return the rule of the flag."""
         return {FLAG: SHARE}
 
     def takes_sign(self, flag: Tensor) -> bool:
-        """Whether this flag of a checkpoint may be loaded: the argument says no other."""
+        """Whether this flag of a checkpoint may be loaded: it does not contradict the constructor's argument."""
         return self.chooses_sign or flag.is_meta or is_set(flag) == self._signed
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:

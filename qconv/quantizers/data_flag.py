@@ -1,4 +1,4 @@
-"""Quantizers that wait for data, and the flag that says whether they have had it."""
+"""Quantizers that wait for data, and the flag that records whether they have had it."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -31,7 +31,7 @@ class NeedsData(Part):
 
     @property
     def needs_data(self) -> bool:
-        """Whether its learned tensors start from data, no matter whether it has seen any yet (`calibrated`)."""
+        """Whether the learned tensors start from data, whether or not any has been seen (`calibrated`)."""
         return "calibrated" in self._buffers
 
     @property
@@ -54,11 +54,11 @@ class NeedsData(Part):
         return self._was_fresh
 
     def start_(self) -> None:
-        """Note that the learned tensors have a start, and stay fresh."""
+        """Note that the learned tensors are initialized, and still fresh."""
         self._set_flag(START)
 
     def settle_(self) -> None:
-        """Note that the learned tensors go their own way from here on, unless they still wait for data."""
+        """Note that training changes the learned tensors from now on, unless they still wait for data."""
         if self._was_fresh and self._was_calibrated:
             self._set_flag(1.0)
 
@@ -158,5 +158,5 @@ class NeedsData(Part):
 
 
 def _read(flag: Tensor) -> tuple[bool, bool]:
-    """Whether there is a start, and whether it is fresh."""
+    """Return whether the tensors are initialized, and whether they are fresh."""
     return (True, False) if is_set(flag, START) else (is_set(flag), True)

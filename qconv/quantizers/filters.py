@@ -1,4 +1,4 @@
-"""Statistics that weight quantizers take of each filter: its mean magnitude, its standardized weights."""
+"""Statistics of each filter for weight quantizers: mean magnitude, standardized weights."""
 
 from typing import NamedTuple
 

@@ -49,7 +49,7 @@ def flags_up_to(last: int, count: int) -> Tensor:
 
 
 class Mark:
-    """What tells whether somebody has written to a flag since, or put another in its place. A copy of it is None.
+    """A mark of a flag's present value, to detect later writes or a replaced tensor. A copy of it is None.
 
     Writes through ``.data`` leave no trace, nor do those to a tensor of `torch.inference_mode`.
     """
@@ -64,7 +64,7 @@ class Mark:
         self.version = None if flag.is_inference() else flag._version
 
     def is_of(self, flag: Tensor) -> bool:
-        """Whether it is that flag, as it was."""
+        """Whether the mark belongs to this flag, unchanged."""
         return self.flag is flag and (self.version is None or self.version == flag._version)
 
     def __reduce__(self) -> Any:
@@ -72,7 +72,7 @@ class Mark:
 
 
 def may_differ(flag: Tensor, seen: Mark | None, training: bool) -> bool:
-    """Whether a flag that `is_readable` may have another value than when it was ``seen``, and is to be read again.
+    """Whether a flag that `is_readable` may have changed since it was ``seen``, and must be read again.
 
     Anything may write to it: an average of models, weights that are restored by ``copy_`` or through ``.data``. So on
     the CPU it is always read. To read one from an accelerator takes longer than a layer, and
@@ -85,7 +85,7 @@ def may_differ(flag: Tensor, seen: Mark | None, training: bool) -> bool:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether its number can be read now: it has values, and nothing is being traced, vmapped or captured."""
+    """Whether the flag's number can be read now: it has a value, and nothing is being traced, vmapped or captured."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     if type(tensor) not in (Tensor, nn.Buffer) or tensor.is_meta or _are_fake():
@@ -96,5 +96,5 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def _are_fake() -> bool:
-    """Whether something computes without values: then not even the number of a real tensor can be read."""
+    """Whether values are being faked, so that not even a real tensor's number can be read."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

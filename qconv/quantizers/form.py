@@ -1,4 +1,4 @@
-"""The form of a tensor of which only bits are kept."""
+"""Shape, dtype and memory format of a tensor that is kept only as bits."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self
@@ -37,7 +37,7 @@ class Form(NamedTuple):
 
     @property
     def picture_is_last(self) -> bool:
-        """Whether torch's convolution takes the quantized input for channels_last."""
+        """Whether torch's convolution treats the quantized input as channels_last."""
         return is_like_channels_last(self.shape, self.strides) if len(self.shape) == 4 else self.channels_last
 
     @property
@@ -67,7 +67,7 @@ class Form(NamedTuple):
 
 
 def is_like_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether torch takes an image for channels_last: it asks the strides, with gaps and those of sides of 1 as well.
+    """Whether torch treats an image as channels_last: it looks at the strides, also of gaps and of sides of 1.
 
     Example:
         >>> is_like_channels_last((2, 8, 1, 1), (8, 1, 8, 8)), is_like_channels_last((2, 8, 1, 1), (8, 1, 1, 1))
@@ -79,7 +79,7 @@ def is_like_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def has_usual_strides(x: Tensor) -> bool:
-    """Whether a tensor with sides of 1 has the strides of a fresh one, contiguous or, if it is not, channels_last."""
+    """Whether a tensor with sides of 1 has a fresh tensor's strides: contiguous, or else channels_last."""
     if 1 not in x.shape:
         return True
     fresh = torch.empty(x.shape, device="meta")
@@ -90,7 +90,7 @@ def has_usual_strides(x: Tensor) -> bool:
 
 
 def has_own_strides(x: Tensor) -> bool:
-    """Whether sides of 1 alone have other strides than in a fresh tensor: some operators keep them, others don't."""
+    """Whether only sides of 1 have other strides than in a fresh tensor: some operators keep them, others don't."""
     is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return (is_last or x.is_contiguous()) and not has_usual_strides(x)
 

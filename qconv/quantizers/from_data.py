@@ -23,7 +23,7 @@ class FromData(Quantizer, Generic[Figures]):
         raise NotImplementedError(f"{type(self).__name__} defines no new_observer()")
 
     def start(self, observer: Figures) -> bool:
-        """Set the learned tensors from what ``observer`` has seen; return whether there was a range to start from.
+        """Set the learned tensors from ``observer``; return whether it has a range.
 
         It is never called with an observer whose values were all equal. If it returns False it leaves the tensors
         alone.

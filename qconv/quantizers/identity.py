@@ -1,4 +1,4 @@
-"""The quantizer that changes nothing."""
+"""The quantizer without quantization."""
 
 from torch import Tensor
 

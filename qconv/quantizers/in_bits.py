@@ -1,4 +1,4 @@
-"""What sums in integers and lean layers ask of a quantizer: its values in few bits."""
+"""Quantized values in few bits, as integer sums and lean layers need them."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -39,18 +39,18 @@ class InBits(Part):
 
     @property
     def whole_ends(self) -> tuple[int, int] | None:
-        """The smallest and the largest number of `whole`; None if they depend on data, or parts of 1 are among them."""
+        """The smallest and the largest number of `whole`; None if they depend on data or are not whole numbers."""
         return (-1, 1) if self.signs else None
 
     def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
-        """Return how `whole` rounds, if it is to evenly spaced levels from one of `whole_ends` to the other.
+        """Return how `whole` rounds, if it rounds to evenly spaced levels between its `whole_ends`.
 
         Others ask `known_rounding`: a subclass may round otherwise than it inherits.
         """
         return None
 
     def known_rounding(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
-        """`rounding_of`; None if a subclass overrides `whole` or `quantize` alone."""
+        """Return `rounding_of`; None if a subclass overrides only `whole` or `quantize`."""
         return self.rounding_of(x, *tensors) if self.has_rounding else None
 
     def whole_bytes(self, x: Tensor, *tensors: Tensor, offset: int) -> Whole | None:
@@ -69,14 +69,14 @@ class InBits(Part):
         return None if codes is None else Whole(codes, scale)
 
     def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:
-        """Return what `whole_bytes` gives for the ``x`` of ``kept = keep(x, form, *tensors)``, if it has no NaN."""
+        """Return `whole_bytes` of the ``x`` of ``kept = keep(x, form, *tensors)``, if it has no NaN."""
         if self.signs:
             return Whole(form.signs(kept[0], torch.int8).add_(offset).view(torch.uint8))
         return in_bytes(self.restore(kept, form, *tensors), offset)
 
     @property
     def is_continuous(self) -> bool:
-        """Whether `backward` is a continuous function of ``x``: rounding errors of ``x`` hardly change it."""
+        """Whether `backward` is continuous in ``x``, so that rounding errors of ``x`` hardly change it."""
         return False
 
     @property
@@ -85,7 +85,7 @@ class InBits(Part):
         return True
 
     def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...] | None:
-        """Return bits of ``x`` that a lean layer keeps for its backward in place of ``x``; None if there are none.
+        """Return bits of ``x`` for a lean layer's backward, in place of ``x``; None if there are none.
 
         `restore` and `backward_kept` give from them, bit for bit, what `whole` (or `quantize`) and `backward` give from
         ``x``. A subclass that overrides one of these, but not what it inherits here, keeps no bits or needs ``x``.
@@ -93,7 +93,7 @@ class InBits(Part):
         return None
 
     def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
-        """Return what `whole` gives for the ``x`` of ``kept = keep(x, form, *tensors)``; ``x_q`` if it gives nothing.
+        """Return `whole` of the ``x`` of ``kept = keep(x, form, *tensors)``; ``x_q`` if `whole` returns None.
 
         Values may have a wider dtype. What a NaN of ``x`` becomes is left open.
         """
@@ -102,7 +102,7 @@ class InBits(Part):
     def backward_kept(
         self, grad: Tensor, kept: Sequence[Tensor], form: Form, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Return what `backward` returns for ``x``, from what was kept. It is not called if it `needs_input`.
+        """Return the result of `backward` from the kept bits. It is not called if this `needs_input`.
 
         ``grad`` may be overwritten, and returned.
         """

@@ -1,4 +1,4 @@
-"""Quantizers with few levels: a lean layer keeps codes of its input, and bits of where the gradient passes."""
+"""Quantizers with few levels: a lean layer keeps their codes, and bits of where the gradient passes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ _ops = torch.ops.qconv
 
 
 class Coding(NamedTuple):
-    """How values become codes from 0 up: ``value = code · unit + low``, or ``table[code]``.
+    """The codes of values, from 0 up: ``value = code · unit + low``, or ``table[code]``.
 
     Attributes:
         number: of codes.
@@ -58,7 +58,7 @@ class Coding(NamedTuple):
 
 
 class Coded(Quantizer):
-    """Base of quantizers of which codes of 1, 2, 4 or 8 bits are kept, and the scales; `backward` gets ``x`` itself.
+    """Base of quantizers kept as codes of 1, 2, 4 or 8 bits and scales; `backward` gets ``x`` itself.
 
     A subclass states its `coding`.
     """
@@ -70,7 +70,7 @@ class Coded(Quantizer):
 
     @property
     def _codes_whole(self) -> bool:
-        """Whether the `coding` is of the values of `whole`: no subclass has `parts` of its own."""
+        """Whether the `coding` is of the values of `whole`: no subclass overrides `parts`."""
         return self.has_whole and type(self).parts is Coded.parts
 
     @property
@@ -83,7 +83,7 @@ class Coded(Quantizer):
         return (int(ends[0]), int(ends[1])) if are_whole else None
 
     def parts(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return values of the `coding`, and small tensors that make ``x_q`` of them."""
+        """Return values of the `coding`, and small tensors from which, together, ``x_q`` follows."""
         if self.has_whole:
             return tuple(part for part in self.whole(x, *tensors) or () if part is not None)
         values, scale, _, offset, _ = self.codes(x, *tensors)
@@ -111,7 +111,7 @@ class Coded(Quantizer):
         return self.coding.pack(values, bits), *map(self._as_now, others)
 
     def _as_now(self, tensor: Tensor) -> Tensor:
-        """What is kept of a learned tensor: itself, or a copy while it is fresh (`hold`)."""
+        """Return the kept form of a learned tensor: itself, or a copy while it is fresh (`hold`)."""
         return tensor.detach().clone() if self.is_fresh else tensor.detach()
 
     def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
@@ -129,7 +129,7 @@ class Coded(Quantizer):
 
 
 class Passing(Coded):
-    """Base of those whose gradient passes or not, so that bits of where it does stand for ``x``.
+    """Base of quantizers with a gradient that either passes or not, so that bits can replace ``x``.
 
     A subclass states where by `passes`, and overrides `backward` and `backward_kept` if it learns tensors.
 

@@ -1,4 +1,4 @@
-"""The levels that quantized values lie on, and how a quantizer states them."""
+"""The levels of quantized values, and how a quantizer describes them."""
 
 from typing import Literal, NamedTuple
 

@@ -1,4 +1,4 @@
-"""A random part of the elements quantized, the others not yet."""
+"""Quantization of a random share of the elements."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from .stochastic import Stream
 
 
 class Mixed(Quantizer):
-    r"""Quantizes a random part of the elements; the part grows from none to all as `set_progress_` goes from 0 to 1.
+    r"""Quantizes a random share of the elements; the share grows from 0 to 1 with `set_progress_`.
 
     ``x_q = Q(x)`` where ``u < progress``, with u from [0, 1) for each element, else x, which is clipped to [−1, 1] if Q
     gives signs. A weight's u stay the same, so an element that is quantized once stays so; those of an input are drawn
@@ -50,12 +50,12 @@ class Mixed(Quantizer):
 
     @property
     def bits(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Those of the quantizer."""
+        """The bits of the quantizer."""
         return self.quantizer.bits
 
     @property
     def is_final(self) -> bool:
-        """Never: what is trained is not what is evaluated."""
+        """Always False: evaluation differs from training."""
         return False
 
     @property
@@ -84,7 +84,7 @@ class Mixed(Quantizer):
 
     @property
     def calibrated(self) -> bool:
-        """That of the quantizer."""
+        """Whether the quantizer is calibrated."""
         return self.quantizer.calibrated
 
     @calibrated.setter
@@ -105,7 +105,7 @@ class Mixed(Quantizer):
         return self.quantizer.had_data()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those of the quantizer, and in training the share and the stream's."""
+        """The quantizer's tensors, and in training the share and the random stream."""
         return *self.quantizer.tensors(), *((self.share, *self.stream.tensors()) if self.training else ())
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Mixed(Quantizer):
         return through if grad_x is None else grad_x + through, *others, None, None, None
 
     def _split(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The quantizer's tensors, and in training those of chance."""
+        """Return the quantizer's tensors, and in training those of the random share."""
         count = len(self.quantizer.tensors())
         return tensors[:count], tensors[count:]
 

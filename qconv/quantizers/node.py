@@ -13,7 +13,7 @@ _COPIES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
 
 def as_called(quantizer: Q) -> Q:
-    """Return what a Function gets: a snapshot if a backward may follow after the quantizer has changed, else itself.
+    """Return the quantizer for a Function: a snapshot if it may change before the backward, else itself.
 
     Compiled code traces forward and backward together. `torch.jit.trace` checks its result without gradients.
     """
@@ -24,12 +24,12 @@ def as_called(quantizer: Q) -> Q:
 
 
 def held(quantizer: Any, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the quantizer's tensors in the form in which a Function saves them."""
+    """Return the quantizer's tensors in the form that a Function saves."""
     return tensors if torch.compiler.is_compiling() else quantizer.hold(*tensors)
 
 
 def as_result(output: Tensor) -> Tensor:
-    """Return what the forward of a Function returns.
+    """Return the result for a Function's forward.
 
     Torch 2.11 compiles the gradient to 0 if the output comes from an operation that returned its operand: a cast to its
     own dtype, or one in place. A copy is not such an operation, and the compiler leaves it out.
@@ -60,7 +60,7 @@ def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> C
 
 
 class _UnpackedOnce:
-    """The context of a backward whose saved tensors are read twice: a checkpoint allows one time."""
+    """A backward's context that unpacks its saved tensors once, because checkpointing allows no second time."""
 
     def __init__(self, ctx: Any) -> None:
         self.__dict__["_ctx"] = ctx
@@ -77,7 +77,7 @@ class _UnpackedOnce:
 
 
 class _Refuse(torch.autograd.Function):
-    """Passes the first ``count`` tensors through and ties them to all others; its own backward raises."""
+    """Passes the first ``count`` tensors through, tied to all others; its backward raises."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""Numbers in several methods: checked arguments, learned numbers, wider dtypes, a search among sorted levels."""
+"""Helpers of several methods: argument checks, learned numbers, wider dtypes, a search among sorted levels."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ BELOW_ZERO, ABOVE_ONE = -(2.0**-149), 1 + 2.0**-23
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread takes the smallest numbers for 0 (`torch.set_flush_denormal`), such as `BELOW_ZERO`."""
+    """Whether this thread flushes denormals to 0 (`torch.set_flush_denormal`), such as `BELOW_ZERO`."""
     return not torch.tensor(BELOW_ZERO, dtype=torch.float32, device="cpu")
 
 
@@ -28,17 +28,17 @@ def within(x: Tensor, low: float, high: float) -> Tensor:
 
 
 def learned(value: float | Tensor) -> nn.Parameter:
-    """A learned number, as a tensor of one dimension: FSDP shards parameters along their first dimension."""
+    """Return a learned number as a one-dimensional tensor: FSDP shards parameters along their first dimension."""
     return nn.Parameter(torch.as_tensor(value).detach().reshape(1).clone())
 
 
 def scalars(*numbers: Tensor) -> tuple[Tensor, ...]:
-    """`learned` numbers as views without a dimension, for formulas."""
+    """Return `learned` numbers as views without a dimension, for formulas."""
     return tuple(number.reshape(()) for number in numbers)
 
 
 def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Parameter:
-    """``parameter`` with ``values`` written into it, or a new one if it is None or differs in device, shape or dtype.
+    """Return ``parameter`` filled with ``values``; a new one if it is None or differs in device, shape or dtype.
 
     The device differs when a checkpoint was assigned to a layer on the meta device.
     """
@@ -52,12 +52,12 @@ def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Paramete
 
 
 def positive(x: Tensor) -> Tensor:
-    """Return a learned scale as at least `SMALLEST`: it is that also where nobody calls `after_step_`."""
+    """Return a learned scale, at least `SMALLEST` even if nobody calls `after_step_`."""
     return x.clamp(min=SMALLEST)
 
 
 def wide(x: Tensor) -> Tensor:
-    """``x`` in at least float32: levels and learned tensors of half precision are computed in it."""
+    """Return ``x`` in at least float32, for levels and learned tensors of half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

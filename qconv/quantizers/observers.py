@@ -1,4 +1,4 @@
-"""Observers of the data from which quantizers start: batch by batch, in constant memory."""
+"""Observers of the data from which quantizers start, batch by batch in constant memory."""
 
 import torch
 from torch import Tensor
@@ -39,17 +39,17 @@ class Observer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has seen no value yet."""
+        """Whether no value has been seen yet."""
         return self.low is None
 
     @property
     def is_finite(self) -> bool:
-        """Whether it has seen neither NaN nor infinity."""
+        """Whether neither NaN nor infinity has been seen."""
         return self.low is None or self.high is None or bool(self.low.isfinite() & self.high.isfinite())
 
     @property
     def is_blank(self) -> bool:
-        """Whether it has seen no value or only equal ones: the range is empty, so nothing can start from it."""
+        """Whether the range is empty: no value or only equal ones have been seen, so nothing can start from it."""
         return self.low is None or self.high is None or bool(self.low == self.high)
 
 

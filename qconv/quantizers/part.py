@@ -21,12 +21,12 @@ NEAR = 1e-9
 
 
 def has_begun(start: float, progress: float) -> bool:
-    """Whether what begins at ``start`` of the training has begun at ``progress``, see `NEAR`."""
+    """Whether a stage with this ``start`` has begun at ``progress``, see `NEAR`."""
     return progress >= start - NEAR
 
 
 class Part(nn.Module):
-    """A module that stays as it is if the loaded state dict contains nothing of it.
+    """A module that keeps its state if a loaded state dict contains nothing of it.
 
     Attributes:
         arguments: the arguments it was constructed with, by name; defaults are not included.
@@ -48,11 +48,11 @@ class Part(nn.Module):
         return part
 
     def rules(self) -> Mapping[str, Rule]:
-        """Return the rules of tensors in a checkpoint, by their names here; parameters not named must be finite."""
+        """Return the rules for tensors in a checkpoint, by their names here; other parameters must be finite."""
         return {}
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        """Raise unless the tensors of this module in ``state_dict``, without those of its children, may be loaded.
+        """Raise unless this module's tensors in ``state_dict``, without its children's, may be loaded.
 
         It is called before any of them is loaded. Shapes and missing names are left to `torch.nn.Module`, which
         collects them from the whole model. Tensors on the meta device have no values to check.
@@ -88,7 +88,7 @@ class Part(nn.Module):
 
 
 def as_it_is_now(module: M) -> M:
-    """Return a light copy that keeps the mode and all Python attributes, its children's too, and shares the tensors.
+    """Return a light copy that keeps mode and Python attributes, also of children, and shares the tensors.
 
     Unlike `copy.copy` it calls no hook of the class and copies the children as well. It takes a few microseconds.
     Objects that attributes refer to, such as lists, are shared.

@@ -1,4 +1,4 @@
-"""Rounding to evenly spaced levels, as a description that a kernel can run in one pass over memory."""
+"""Rounding to evenly spaced levels, described so that a kernel can run it in one pass over memory."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class Rounding(NamedTuple):
         return _codes(x, offset, self.low, self.high, self.factor, self.divisor)
 
     def bytes(self, x: Tensor, offset: int) -> Tensor | None:
-        """Return the `codes`; None if one is of NaN, which is read from the device."""
+        """Return the `codes`; None if one is of NaN, which has to be read from the device."""
         codes, is_nan = self.codes(x, offset)
         return None if is_nan.item() else codes
 

@@ -16,7 +16,7 @@ ACTIVATIONS = ("identity", "hardtanh", "prelu", "leaky", "keep")
 
 
 def note_of(choice: str, kinds: Collection[str]) -> Tensor:
-    """Return as two numbers ``choice``, the argument of `qconv.convert`, and the set of activations that resulted.
+    """Return two numbers: ``choice``, the argument of `qconv.convert`, and the set of resulting activations.
 
     They are float because averages of models refuse or truncate whole numbers, and always on the CPU.
     """

@@ -16,7 +16,7 @@ _FEW = 1 << 13  # values to which 0 is added in less time than an operator's cal
 
 
 def sign(x: Tensor) -> Tensor:
-    """The sign with two values: +1 where ``x >= 0``, -0.0 included, else -1; NaN gives either. It has no gradient.
+    """Return the sign with two values: +1 where ``x >= 0``, also at -0.0, else -1; NaN gives either. No gradient.
 
     Example:
         >>> sign(torch.tensor([-2.0, -0.0, 0.0, 0.5]))
@@ -35,7 +35,7 @@ def sign(x: Tensor) -> Tensor:
 
 
 def _has_negative_zero(x: Tensor) -> bool:
-    """Whether -0.0 is among the values: seen as an integer, it is the smallest one."""
+    """Whether -0.0 is among the values; its bits are the smallest integer."""
     bits = x.view(_INTEGER[x.element_size()])
     if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
         bits = bits.movedim(1, -1)  # contiguous: reducing over other strides is slower than the addition

@@ -1,4 +1,4 @@
-"""One quantizer after another during training: float first, then fewer and fewer bits."""
+"""Quantizers in sequence during training: float first, then fewer and fewer bits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -125,52 +125,52 @@ class Stages(Quantizer):
 
     @property
     def signs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the current stage."""
+        """The signs of the current stage."""
         return self.current.signs
 
     @property
     def makes_signs(self) -> bool:
-        """That of the current stage."""
+        """Whether the current stage makes signs."""
         return self.current.makes_signs
 
     @property
     def is_elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the current stage."""
+        """Whether the current stage is elementwise."""
         return self.current.is_elementwise
 
     @property
     def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the current stage."""
+        """Whether the current stage is binary."""
         return self.current.is_binary
 
     @property
     def splits_at_zero(self) -> bool:
-        """True if it is for any stage: the model before it is the same for all."""
+        """Whether any stage splits at 0: the model before the layer is the same in all stages."""
         return any(quantizer.splits_at_zero for quantizer in self._all())
 
     @property
     def is_unsigned(self) -> bool:
-        """That of the current stage."""
+        """Whether the current stage is unsigned."""
         return self.current.is_unsigned
 
     @property
     def chosen_sign(self) -> bool | None:
-        """That of the current stage."""
+        """The chosen sign of the current stage."""
         return self.current.chosen_sign
 
     @property
     def needs_data(self) -> bool:
-        """True if it is for any stage."""
+        """Whether any stage needs data."""
         return any(quantizer.needs_data for quantizer in self._all())
 
     @property
     def code_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the current stage."""
+        """The dtype of the current stage's codes."""
         return self.current.code_dtype
 
     @property
     def calibrated(self) -> bool:
-        """That of the current stage; setting it sets all stages that need data."""
+        """Whether the current stage is calibrated; setting it sets all stages that need data."""
         return self.current.calibrated
 
     @calibrated.setter
@@ -191,7 +191,7 @@ class Stages(Quantizer):
             quantizer.settle_()
 
     def had_data(self) -> bool:
-        """As for the current stage."""
+        """Whether the current stage has had data."""
         return self.current.had_data()
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -229,7 +229,7 @@ class Stages(Quantizer):
         return self._of_all(self.current.backward_kept(grad, kept, form, *tensors[self._own()]), tensors)
 
     def _of_all(self, grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """The current stage's gradients, and those of the waiting tensors."""
+        """Return the current stage's gradients, and None for the waiting tensors."""
         waiting = [torch.zeros_like(tensor) if tensor.is_floating_point() else None for tensor in tensors]
         waiting[self._own()] = grads[1:]
         return grads[0], *waiting
@@ -282,7 +282,7 @@ class Stages(Quantizer):
         self.current.set_progress_(min(max(progress - start, 0.0) / length, 1.0) if length else 1.0, x)
 
     def _begin(self, before: Quantizer, x: Tensor | None) -> None:
-        """Give the stage's quantizer its initial learned tensors."""
+        """Set the stage's quantizer to its initial learned tensors."""
         with torch.random.fork_rng(devices=[]):
             fresh = self.factories[self.stage]()
         if self.built is not None:
@@ -302,7 +302,7 @@ class Stages(Quantizer):
         self.current.go_on_from_(fresh, x)
 
     def _end(self, stage: int) -> float:
-        """The progress at which the next stage begins."""
+        """Return the progress at which the next stage begins."""
         return (*self.starts, 1.0)[stage + 1]
 
     def rules(self) -> dict[str, Rule]:
@@ -318,7 +318,7 @@ class Stages(Quantizer):
         return [cast(Quantizer, quantizer) for quantizer in self.quantizers]
 
     def _own(self) -> slice:
-        """The place of the current stage's tensors among all."""
+        """Return the position of the current stage's tensors among all."""
         if self._place is not None:
             return self._place
         counts = [len(quantizer.tensors()) for quantizer in self._all()]

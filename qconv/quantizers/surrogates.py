@@ -41,7 +41,7 @@ class Surrogate(Part):
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
     def ends(self, dtype: torch.dtype) -> tuple[float | None, float | None] | None:
-        """The open interval in which the derivative is 1, if it is 0 elsewhere; an end that is None is at infinity.
+        """The open interval with derivative 1, if it is 0 elsewhere; None stands for an infinite end.
 
         None if the derivative takes other values.
         """
@@ -49,7 +49,7 @@ class Surrogate(Part):
 
     @property
     def needs_input(self) -> bool:
-        """Whether the gradient needs ``x``: bits of where it passes don't tell the derivative."""
+        """Whether the gradient needs ``x``, because bits of where it passes do not determine the derivative."""
         return self.ends(torch.float32) is None
 
     def set_progress_(self, progress: float) -> None:
@@ -61,7 +61,7 @@ Make = Callable[[], Surrogate]
 
 
 def chosen(given: Make | None, published: Make) -> Make:
-    """Return the surrogate factory that was given, or the method's own if None."""
+    """Return the given surrogate factory, or the method's own for None."""
     return published if given is None else given
 
 

@@ -1,4 +1,4 @@
-"""The table of a model's contents: rows, totals, and how they are written."""
+"""The table of a model's contents: rows, totals, and their text forms."""
 
 import json
 import os
@@ -20,7 +20,7 @@ Key = TypeVar("Key", float, tuple[float, float])
 
 
 def row_name(module_name: str) -> str:
-    """The name of a module's row; the model itself, which has no name, gets one."""
+    """Return the name of a module's row; the model itself, without a name, gets one."""
     return module_name or "(model)"
 
 
@@ -77,7 +77,7 @@ class Row:
 
     @property
     def bops(self) -> int:
-        """Bit operations, ``macs · weight_bits · input_bits``, rounded if bits are not whole numbers.
+        """Bit operations, ``macs · weight_bits · input_bits``, rounded if the bits are fractional.
 
         This is the count of Bayesian Bits (arXiv:2005.07093); float counts as 32 bits, 1024 operations per
         multiply-accumulate. Papers on binary networks often give ``OPs = binary macs / 64 + float macs`` instead: use
@@ -88,7 +88,7 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """The rows of a model in the order of its modules, and their totals; ``str`` of it is a table.
+    """The rows of a model in the order of its modules, and their totals; prints as a table.
 
     Attributes:
         rows: the modules.
@@ -146,12 +146,12 @@ class Summary:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that autograd keeps of one sample for the backward."""
+        """Bytes that autograd stores per sample for the backward."""
         return sum(row.saved_bytes for row in self.rows)
 
     @property
     def lean_bytes(self) -> int:
-        """Bytes that autograd keeps of one sample after `qconv.lean`."""
+        """Bytes that autograd stores per sample after `qconv.lean`."""
         return sum(row.lean_bytes for row in self.rows)
 
     def totals(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def _numbers(counts: Row | Summary) -> tuple[str, ...]:
 
 
 def notes(summary: Summary) -> list[str]:
-    """The totals that do not fit in columns, a line each: parameters and MACs by bits, compression, saved bytes."""
+    """Return the totals that do not fit in columns, one per line: counts by bits, compression, saved bytes."""
     parameters = [f"{bits:.3g}: {format_int(count)}" for bits, count in summary.parameters_by_bits.items()]
     macs = [f"{w:.3g}×{i:.3g}: {format_int(count)}" for (w, i), count in summary.macs_by_bits.items()]
     before, after = format_int(summary.float_bytes), format_int(summary.packed_bytes)
@@ -269,7 +269,7 @@ def notes(summary: Summary) -> list[str]:
 
 
 def format_int(value: int) -> str:
-    """1234567 as 1,234,567."""
+    """Format 1234567 as 1,234,567."""
     return f"{value:,}"
 
 

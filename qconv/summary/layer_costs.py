@@ -54,7 +54,7 @@ def summary(model: nn.Module, input_size: Sequence[int], *, costs: Mapping[str, 
 
 
 def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
-    """Count the contents of `model`, by a forward in evaluation of a batch of one, a sample of zeros.
+    """Count the contents of `model`, by a forward in evaluation on one sample of zeros.
 
     All forwards run on a copy with its own random state, so `model` does not change. A parameter shared by several
     modules counts once, with the first of them; a module that is called several times counts its multiply-accumulates
@@ -176,7 +176,7 @@ class _Trace:
 
 
 def _trace(model: nn.Module, size: tuple[int, ...]) -> _Trace:
-    """Run the forwards on ``model``, a copy: those of training may change it, so they come last."""
+    """Run the forwards on ``model``, a copy. Those in training mode may change it, so they come last."""
     _call_all_children_(model)
     modules = dict(_modules(model))
     modes = {module: module.training or not model.training for module in model.modules()}

@@ -1,4 +1,4 @@
-"""Bytes that training keeps of a sample for the backward, module by module, also in a lean model."""
+"""Bytes that training stores per sample for the backward, by module, also in a lean model."""
 
 import warnings
 from bisect import bisect_right
@@ -59,7 +59,7 @@ def kept_in_training(
 
 
 def _skip_calibration(layer: QuantizedLayer) -> None:
-    """Mark the layer as calibrated, so that it keeps its range: calibration would wait for other processes."""
+    """Mark the layer as calibrated, so that its range stays: calibration would wait for other processes."""
     for part in layer.input_quantizer.modules():
         if "calibrated" in part._buffers:
             cast(Quantizer, part).calibrated = True
@@ -90,7 +90,7 @@ def _of_batch(model: nn.Module, modules: Mapping[str, nn.Module], shape: tuple[i
 
 
 def _nodes(output: Any) -> list[Any]:
-    """The nodes of autograd's graph, in the order of the forward; None for a graph that is out of reach."""
+    """Return autograd's nodes in the order of the forward; None if the graph is out of reach."""
     ends = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
     seen: set[Any] = set()
     todo: list[Any] = list(ends)
@@ -104,7 +104,7 @@ def _nodes(output: Any) -> list[Any]:
 
 @dataclass
 class _Call:
-    """A call of a module: its name, the number of values of its input, and why it would keep a float."""
+    """A call of a module: its name, the number of values in its input, and why it would store a float."""
 
     name: str
     values: int = 0
@@ -112,7 +112,7 @@ class _Call:
 
 
 class _Calls:
-    """Context manager: records which call of a module runs, and from which node of autograd's graph on."""
+    """Context manager: record which module runs, and from which node of autograd's graph on."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules, self.running = modules, [_Call("")]
@@ -135,7 +135,7 @@ class _Calls:
         return self.running[-1]
 
     def of_node(self, node: Any) -> _Call:
-        """The call that made a node."""
+        """Return the call that created a node."""
         return self.calls[bisect_right(self.begins, node._sequence_nr()) - 1]
 
     def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""The table of a model as a terminal shows it: layers that multiply, those that repeat in one line."""
+"""A model's table for the terminal: layers that multiply, with repeated ones in one line."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def screen_text(summary: Summary, width: int | None = None, title: str = "") -> 
 
 
 def repeated(rows: Sequence[Row]) -> Iterator[Repeated]:
-    """Yield equal layers as one, also where several kinds of layers alternate: then one for each kind."""
+    """Yield equal layers as one, also if several kinds alternate: then one per kind."""
     for places in repeats([_kind(row) for row in rows]):
         yield _sum([rows[place] for place in places])
 

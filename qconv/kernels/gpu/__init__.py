@@ -1,4 +1,4 @@
-"""Triton kernels of the operators, for tensors on a GPU of NVIDIA: registered here, compiled when they are first used.
+"""Triton kernels of the operators for NVIDIA GPUs: registered here, compiled at first use.
 
 `by_triton` makes what the dispatcher calls for CUDA tensors. A kernel takes the arguments of its operator and returns
 None for what it leaves to the definition. Triton comes with torch on Linux and takes as long to import as all of qconv,
@@ -47,13 +47,13 @@ def by_triton(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_kernels(index: int) -> bool:
-    """Whether operators run by Triton's kernels on the GPU of this number."""
+    """Whether Triton kernels run the operators on the GPU with this number."""
     return _has_triton() and _is_supported(index)
 
 
 @cache
 def _has_triton() -> bool:
-    """Whether kernels can be compiled; a warning says it, once, if only a C compiler is missing."""
+    """Whether kernels can be compiled; warns once if only a C compiler is missing."""
     if torch.version.hip is not None or find_spec("triton") is None:
         return False
     if os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang"))):

@@ -1,4 +1,4 @@
-"""`qconv.kernels.bits` in Triton: a pass over memory for each operator.
+"""`qconv.kernels.bits` in Triton: each operator in one pass over memory.
 
 A program takes a block of pixels and the 64 channels of a word. float32, bfloat16 and float16; comparisons are those of
 float32 with bounds that are rounded to the dtype. Whether a gradient stops anywhere is written by every program that
@@ -100,7 +100,7 @@ def _packed(
     passes: bool,
     clamps: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Signs, passes, whether a gradient stops, and the clamped input; those that are not asked for say nothing."""
+    """Return signs, passes, whether a gradient stops, and the clamped input; those not asked for are meaningless."""
     shape, found = _words_shape(input, groups), rounded_ends(*ends, input.dtype)
     if shape is None or found is None:
         return None
@@ -126,7 +126,7 @@ def _packed(
 
 @jit
 def _block(rows, fan, words, columns, ROWS: tl.constexpr):  # noqa: N803
-    """Return a program's rows, its column of words, its 64 channels, and which elements there are."""
+    """Return a program's rows, its column of words, its 64 channels, and which elements exist."""
     program = tl.program_id(0)
     row = program // columns * ROWS + tl.arange(0, ROWS)
     column = program % columns

@@ -1,4 +1,4 @@
-"""Passes of the backward in Triton: the slope of a surrogate, and the gradients of batch norm.
+"""Steps of the backward in Triton: the slope of a surrogate, and the gradients of batch norm.
 
 `norm_backward_` writes over its input, so that no third tensor of that size exists. Its sums are made in float32 within
 512 rows, then over these by torch, in the same order in every run.
@@ -19,7 +19,7 @@ _LANES = 64
 
 
 def approx_sign_backward_(grad: Tensor, input: Tensor) -> bool | None:
-    """`slopes.approx_sign_backward_`; None where it is left to the definition, which checks the operands."""
+    """`slopes.approx_sign_backward_`; None where the definition has to run, which checks the operands."""
     of_grad, of_input = ((x.shape, x.stride(), x.dtype, x.device) for x in (grad, input))
     if of_grad != of_input or input.dtype not in FLOATS or not input.numel() or not without_gaps(input):
         return None

@@ -1,4 +1,4 @@
-"""Where the elements of ``(N, C, *spatial)`` are in memory, as kernels take it: rows of pixels, lanes of channels."""
+"""Where the elements of ``(N, C, *spatial)`` are in memory: rows of pixels, lanes of channels."""
 
 import math
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ jit: Any = triton.jit
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run so many programs of a kernel; products and sums in it are rounded in turn, as torch's operators round."""
+    """Run ``programs`` programs of a kernel; products and sums are rounded separately, as in torch's operators."""
     kernel[(programs,)](*arguments, **constants, enable_fp_fusion=False)
 
 
@@ -41,7 +41,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> "Places | None":
-        """Those of ``x``; None if neither its channels nor its pixels are adjacent, or there are too many."""
+        """Return the places of ``x``; None if neither channels nor pixels are adjacent, or there are too many."""
         last = channels_last(x) if x.ndim > 1 and x.numel() else None
         if last is None or x.numel() // x.shape[1] >= _MOST:
             return None

@@ -1,4 +1,4 @@
-"""`qconv.kernels.rprelu` in Triton: a pass over memory for each operator.
+"""`qconv.kernels.rprelu` in Triton: each operator in one pass over memory.
 
 Sums are made in float32 within 512 rows, then over these by torch, in the same order in every run.
 """
@@ -64,13 +64,13 @@ def _places(input: Tensor, *of_channels: Tensor) -> Places | None:
 
 
 def _rounded(input: Tensor, *of_channels: Tensor) -> Tensor:
-    """Numbers of channels as the dtype of the input rounds them, in float32."""
+    """Return numbers of channels, rounded to the dtype of the input, in float32."""
     return torch.stack([x.to(input.dtype) for x in of_channels]).float()
 
 
 @jit
 def _at(row, channel, rows, places, of_batch, of_channel, of_place, channels):
-    """Return the offsets of a block, and which of its elements there are."""
+    """Return the offsets of a block, and which of its elements exist."""
     mask = (row < rows)[:, None] & (channel < channels)[None, :]
     return offsets(row, channel, places, of_batch, of_channel, of_place), mask
 
