@@ -159,7 +159,7 @@ class Features:
         for name in names:
             if name not in modules:
                 known = ", ".join(name for name in modules if name)
-                raise ValueError(f"names: {name!r} is no module of the model; there are {known}")
+                raise ValueError(f"names: {name!r} is not a module of the model; there are {known}")
         if not names or len(set(names)) != len(names):
             raise ValueError(f"names (={list(names)}) must hold at least one name, and each once")
         self.modules = {name: modules[name] for name in names}

@@ -125,7 +125,7 @@ class Scheme:
             return replace(self, name=plain, grad=None)
         if not callable(grad) or isinstance(grad, Quantizer):
             raise TypeError(
-                f"grad_quantizer (={grad}) must make a quantizer: give a class or a functools.partial of one"
+                f"grad_quantizer (={grad}) must make a quantizer: pass a class or a functools.partial of one"
             )
         with torch.random.fork_rng(devices=[]):  # its key is discarded with it
             made = grad()
@@ -208,7 +208,7 @@ def split_name(name: str) -> tuple[str, str]:
 def _made(role: str, factory: Factory) -> Quantizer:
     """Return the quantizer that the factory makes for ``role``, or raise."""
     if isinstance(factory, Quantizer):
-        raise TypeError(f"{role} (={factory}) must make a quantizer, not be one: give the class or a partial")
+        raise TypeError(f"{role} (={factory}) must make a quantizer, not be one: pass the class or a partial")
     made = factory() if callable(factory) else factory
     if not isinstance(made, Quantizer):
         raise TypeError(f"{role} (={factory!r}) must make a quantizer, not {type(made).__name__}")
@@ -273,7 +273,7 @@ def _surrogate(name: str, make: object) -> Surrogate:
     made = make() if callable(make) and not isinstance(make, Surrogate) else None
     if not isinstance(made, Surrogate):
         raise TypeError(
-            f"{name} (={make}) must make a surrogate: give a class of qconv.quantizers.surrogates or a "
+            f"{name} (={make}) must make a surrogate: pass a class of qconv.quantizers.surrogates or a "
             "functools.partial of one"
         )
     return made

@@ -323,7 +323,7 @@ def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"max_bytes": None}, ValueError, "give a budget: max_bytes, max_bops, or both"),
+        ({"max_bytes": None}, ValueError, "pass a budget: max_bytes, max_bops, or both"),
         ({"max_bytes": 10}, ValueError, r"max_bytes \(=10\) must be at least \d+, the cost of the cheapest choices"),
         ({"max_bops": 10}, ValueError, r"max_bops \(=10\) must be at least"),
         ({"max_bytes": 1.5}, ValueError, r"max_bytes \(=1.5\) must be a whole number"),

@@ -249,8 +249,8 @@ def test_an_override_that_would_have_no_effect() -> None:
         (dict(skip=(".*",)), ValueError, "has nothing left to convert:\n0  Conv2d stays: skip"),
         ({"first_last": "w9"}, ValueError, r"first_last \(='w9'\) must be one of 'float', 'w8', 'w8a8', or a"),
         ({"first_last": "w8", "skip": ()}, ValueError, r"first_last \(='w8'\) needs 'first' or 'last' in skip"),
-        ({"grad_quantizer": FP8()}, TypeError, r"grad_quantizer \(=FP8\(.*\)\) must make a quantizer: give a class"),
-        ({"grad_quantizer": "fp8"}, TypeError, r"grad_quantizer \(=fp8\) must make a quantizer: give a class"),
+        ({"grad_quantizer": FP8()}, TypeError, r"grad_quantizer \(=FP8\(.*\)\) must make a quantizer: pass a class"),
+        ({"grad_quantizer": "fp8"}, TypeError, r"grad_quantizer \(=fp8\) must make a quantizer: pass a class"),
         ({"grad_quantizer": nn.ReLU}, TypeError, r"grad_quantizer .* must make a quantizer, not ReLU"),
     ],
 )
@@ -358,7 +358,7 @@ def test_a_fixed_kernel_stays() -> None:
     """It is no parameter, so it is neither quantized nor clamped, and nobody need name it in ``skip``."""
     model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
     kernel = fix_kernel(model[0])
-    with pytest.warns(UserWarning, match="layer '0' stays float: its weight is no parameter"):
+    with pytest.warns(UserWarning, match="layer '0' stays float: its weight is not a parameter"):
         qconv.convert(model, schemes.bnn(), skip=())
     assert type(model[0]) is nn.Conv2d
     later = fix_kernel(model[1])

@@ -569,4 +569,4 @@ def test_lean_layers_whose_parameters_are_sharded(scheme: Scheme, ranks: list[di
         together, lean, apart, refused = rank["lean"]["sharded"][scheme.name]
         assert_equal(lean, together)
         assert_equal(apart, together)
-        assert "(32, 32, 3, 3) of a layer before it was freed; give fully_shard modules that" in refused
+        assert "(32, 32, 3, 3) of a layer before it was freed; pass modules that" in refused

@@ -543,7 +543,7 @@ def test_examples_that_can_not_be_used() -> None:
     for example, kind, words in (
         (torch.randn(3, 7, 6, 6), ValueError, r"example \(of shape \(3, 7, 6, 6\)\) does not suit the model: .*7"),
         (torch.randn(0, 8, 6, 6), ValueError, r"example \(of shape \(0, 8, 6, 6\)\) must hold at least one sample"),
-        (torch.full((3, 8, 6, 6), torch.nan), ValueError, "example has NaN or inf: give inputs as in use"),
+        (torch.full((3, 8, 6, 6), torch.nan), ValueError, "example has NaN or inf: pass typical inputs"),
         ([1.0], TypeError, r"example \(list\) must be a tensor of inputs"),
     ):
         with pytest.raises(kind, match=words):

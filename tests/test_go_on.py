@@ -177,8 +177,8 @@ def test_a_schedule_keeps_the_rates_that_rules_ask_for(told: Callable[..., str])
     rules = "optimizer.rules={norms:{lr_scale:0.1}}"
     short = (*TWO[:2], "trainer.max_epochs=1", rules, *one_cycle)
     said = told(*short, "+scheduler.max_lr=0.01", "run_dir=one")
-    assert "scheduler (OneCycleLR) gives all groups of parameters the learning rate 0.0004" in said
-    assert "but the rules of the optimizer ask for 0.001, 0.01: give it a list" in said
+    assert "scheduler (OneCycleLR) sets the learning rate of all groups of parameters to 0.0004" in said
+    assert "but the rules of the optimizer ask for 0.001, 0.01: pass a list" in said
     program.train(config(*short, "+scheduler.max_lr=[0.01,0.001]", "run_dir=two"))
 
 

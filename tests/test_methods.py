@@ -197,7 +197,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "float surrogate": (
         calling(schemes.reste, surrogate=EDE, binary_input=False),
         ValueError,
-        r"surrogate \(=.*EDE.*\) must be None with binary_input=False: give weight_surrogate",
+        r"surrogate \(=.*EDE.*\) must be None with binary_input=False: use weight_surrogate",
     ),
     "unbuilt": (lambda: ReActNetInput()(torch.ones(2)), ValueError, r"bias \(=None\) .* call build"),
     "unbuilt range": (

@@ -180,7 +180,7 @@ def test_predictions_of_parts_are_those_of_the_whole(tmp_path: Path) -> None:
     for name, tensor in vars(Predictions.load(tmp_path / "file")).items():
         assert tensor.equal(getattr(whole, name)), name
     (tmp_path / "file").write_bytes(b"no")
-    with pytest.raises(ValueError, match="file is no file of predictions"):
+    with pytest.raises(ValueError, match="file is not a file of predictions"):
         Predictions.load(tmp_path / "file")
     big = Predictions.of_batch(*batch(2, 5, 3 * SIDE), None)
     assert tuple(big.pixels.shape[1:]) == (3, SIDE, SIDE)

@@ -84,7 +84,7 @@ def correct_bias(
     reduces the shift, little is left to gain; a `reconstruct` that comes later needs ``float_model``. Called again with
     the same float model it finds no shift where it has corrected one, but for rounding.
 
-    Under `torch.distributed` every process calls it with as many samples of its own, and all get the mean.
+    Under `torch.distributed` every process calls it with as many of its own samples, and all get the mean.
 
     Args:
         model: a converted model, which is changed in place. What is not calibrated yet is calibrated on ``images``.

@@ -136,7 +136,7 @@ def assign_bits(
     trace, which Hutchinson's estimator takes from products with random signs, over the number of elements; the first
     term is HAWQ-V2's (arXiv:1911.03852), the second is left out if all choices have the same bits for inputs. A
     negative estimate counts as 0. With ``measure="measured"`` it is the divergence of the classes' probabilities that
-    `qconv.sensitivity` measures for the layer alone; the error, if the outputs are no classes. Neither knows what
+    `qconv.sensitivity` measures for this layer only; the error, if the outputs are no classes. Neither knows what
     several layers do together, nor how training repairs it: compare the result with `qconv.sensitivity`, and train it.
 
         >>> found = qconv.assign_bits(model, images, labels, choices=[lsq(2, 2), lsq(4, 4), lsq(8, 8)],
@@ -147,9 +147,9 @@ def assign_bits(
     Args:
         model: a float model that takes one tensor and returns logits, or several outputs of which ``output`` chooses
             them. It is not changed.
-        images: a tensor of samples, or batches, alone or with labels, as from a DataLoader; those on the CPU are moved
+        images: a tensor of samples, or batches, with or without labels, as from a DataLoader; CPU tensors are moved
             to the model's device.
-        labels: the samples' classes, beside a tensor of images. Without labels the loss is the cross-entropy to the
+        labels: the samples' classes, with a tensor of images. Without labels the loss is the cross-entropy to the
             model's own probabilities.
         choices: the schemes from which each layer gets one.
         max_bytes: the most bytes of the packed model, as `qconv.summary` counts them: without the test of its outputs,
@@ -273,7 +273,7 @@ def _check(
             "one with dataclasses.replace(scheme, name=...)"
         )
     if max_bytes is None and max_bops is None:
-        raise ValueError("give a budget: max_bytes, max_bops, or both")
+        raise ValueError("pass a budget: max_bytes, max_bops, or both")
     for name, value in {"max_bytes": max_bytes, "max_bops": max_bops}.items():
         if value is not None:
             check_whole(name, value)

@@ -89,7 +89,7 @@ def set_ewgs_deltas(
         ValueError: no batch; no EWGS quantizer; a layer that is not calibrated, that quantizes its input in another
             way, that computes its weight, or is deformable: there is no second derivative; ``probes`` below 1.
         RuntimeError: `torch.inference_mode`.
-        FloatingPointError: a trace is NaN or inf, such as that of a network that has diverged.
+        FloatingPointError: a trace is NaN or inf, for example because the network has diverged.
     """
     check_whole("seed", seed)
     check_at_least_one(probes=probes)
@@ -126,7 +126,7 @@ def obstacle(model: nn.Module, *, at_last: bool = False) -> str:
                 "needs inputs of EWGS, or float ones (input_bits=None)"
             )
         if maker := computed_by(layer):
-            return f"{where}: {maker}, for the Hessian needs the weight as a parameter"
+            return f"{where}: {maker}, because the Hessian needs the weight as a parameter"
         if layer.filters_are_computed or isinstance(layer, deformable):
             return f"{where} has no second derivative, which the Hessian needs: leave it float (skip=)"
     return ""
@@ -170,7 +170,7 @@ def deltas_of(
     try:
         for parameter in was:
             parameter.requires_grad_(False)
-        with differentiated_twice("give EWGS its delta as an argument"):
+        with differentiated_twice("pass delta to EWGS as an argument"):
             with _measured(model, positions) as weights:
                 value = loss(functional_call(model, weights, (images,), tie_weights=False), labels)
             tensors = [(name, q) for name, found in positions.items() for q in found]

@@ -118,10 +118,10 @@ def reconstruct(
     weights lie on levels since an earlier call. Weights that are frozen (``requires_grad=False``) are rounded, too.
     Weights that lie on a level stay there: a second call learns no rounding, and warns; the ranges of inputs go on.
 
-    A block is a module with a forward of its own (``nn.Sequential`` has none), below the model itself, that holds
+    A block is a module with its own forward (``nn.Sequential`` has none), below the model itself, that holds
     quantized layers, takes one tensor, returns one, and is called once, such as a residual block. A stage or a network
     in a wrapper, which holds several of them in ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``, stands for
-    these. A quantized layer in no block is one of its own. The input and output of a block have the samples in
+    these. A quantized layer in no block is a block itself. The input and output of a block have the samples in
     dimension 0 (batch first).
 
     Args:
@@ -215,7 +215,7 @@ def _check_levels(name: str, layer: QuantizedLayer) -> None:
         raise TypeError(f"{name}.weight is {layer.weight.dtype}, too coarse to learn its rounding: call model.float()")
     why = why_off_levels(layer) or ("" if has_unit_steps(layer) else "its levels are not evenly spaced around 0")
     if why:
-        remedy = way_out(layer, name, "take schemes.lsq with at least 2 bits, or schemes.minmax with symmetric weights")
+        remedy = way_out(layer, name, "use schemes.lsq with at least 2 bits, or schemes.minmax with symmetric weights")
         raise TypeError(f"the rounding of {name}.weight with {layer.scheme} can't be learned: {why}; {remedy}")
 
 

@@ -18,7 +18,7 @@ Output = int | str | Callable[[Any], Tensor]
 def images_of(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int, max_samples: int) -> list[Tensor]:
     """Return the images in batches on the device of the model, ``max_samples`` of them at most.
 
-    ``batch_size`` is that of a tensor.
+    ``batch_size`` divides a tensor.
 
     Raises:
         ValueError: no samples, or a number below 1.
@@ -34,11 +34,11 @@ def batches_of(
 
     Raises:
         ValueError: as `images_of`; labels that are not one for each image.
-        TypeError: as `images_of`; labels beside batches, or that are no tensor.
+        TypeError: as `images_of`; labels next to batches, or not a tensor.
     """
     if labels is not None:
         if not isinstance(images, Tensor):
-            raise TypeError("labels go with a tensor of images: give batches of (images, labels) instead")
+            raise TypeError("labels go with a tensor of images: pass batches of (images, labels) instead")
         _check_labels(labels, images)
     found: list[tuple[Tensor, Tensor | None]] = []
     for batch, other, count in _read(model, images, labels, batch_size, max_samples):

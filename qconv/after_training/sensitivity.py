@@ -154,9 +154,9 @@ def sensitivity(
 
     Args:
         model: takes one tensor and returns one, or several of which ``output`` chooses one.
-        images: a tensor of samples, or batches, alone or with labels, as from a DataLoader; those on the CPU are moved
+        images: a tensor of samples, or batches, with or without labels, as from a DataLoader; CPU tensors are moved
             to the model's device.
-        labels: the samples' (or pixels') classes, beside a tensor of images; with them the loss (cross-entropy) is the
+        labels: the samples' (or pixels') classes, with a tensor of images; with them the loss (cross-entropy) is the
             measure. Floats, as of a regression, and labels of a model with one output are no classes, and left out.
         scheme: for a float model; None for a converted one.
         skip: as for `qconv.convert`; by default nothing, so that the first and the last layer are measured, too.
@@ -179,7 +179,7 @@ def sensitivity(
     batches = batches_of(model, images, labels, batch_size, max_samples)
     is_converted = any(isinstance(module, QuantizedLayer) and not module.is_float for module in model.modules())
     if is_converted == (scheme is not None):
-        here = "converted already: leave scheme out" if is_converted else "float: give scheme=qconv.schemes.lsq(4, 4)"
+        here = "converted already: leave scheme out" if is_converted else "float: pass scheme=qconv.schemes.lsq(4, 4)"
         raise ValueError(f"model ({type(model).__name__}) is {here}")
     model = copied(model)
     if scheme is not None:

@@ -32,7 +32,7 @@ class Result(Row):
         ratio: the median over the rounds of the time of the faster float side divided by ours.
         low: its lower quartile.
         high: its upper quartile.
-        instruction_set: that of the kernel, or "torch" if there is no kernel.
+        instruction_set: the kernel's instruction set, or "torch" if there is no kernel.
     """
 
     columns = (

@@ -57,7 +57,7 @@ class Form:
 
     Attributes:
         name: float, trained, frozen or ONNX.
-        bytes: those of its file: of all parameters and buffers, of the packed file, of the ONNX file.
+        bytes: the size of its file: of all parameters and buffers, of the packed file, of the ONNX file.
         timings: by batch size.
         agreement: the share of images that get the class that the trained network gives them.
         accuracy: the share of images that get their own class.

@@ -143,7 +143,7 @@ class Result(Row):
 def measure(case: Case, scheme: Scheme, settings: Settings, lean: Lean | None = None) -> Result:
     """Check that the quantized side is right, then time both sides in turn.
 
-    With ``settings.peak``, the peak memory of a step of each side is measured in processes of their own
+    With ``settings.peak``, the peak memory of a step of each side is measured in separate processes
     (`qconv.bench.peak`): a model that has run leaves memory behind in which the next one runs.
 
     Raises:

@@ -200,7 +200,7 @@ def _data(options: argparse.Namespace) -> int:
     from ..bench import data
 
     if not options.small and not options.large:
-        raise ValueError("give --small, --large or both: folders of images")
+        raise ValueError("name --small, --large or both: folders of images")
     if options.prepared and not options.large:
         raise ValueError("--prepared needs --large, the original images")
     sides = (

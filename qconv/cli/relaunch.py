@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 
 def command_line(called: Sequence[str], arguments: Sequence[str], cfg: DictConfig) -> list[str]:
-    """Return the command line of the program; for a run of a sweep, the command line for this run alone.
+    """Return the command line of the program; for a run of a sweep, the command line of only this run.
 
     Args:
         called: the program's own `sys.argv`, which ends with the arguments.

@@ -269,7 +269,7 @@ def _quantized_class(layer: nn.Module, quantized: Kinds) -> type[QuantizedLayer]
 def _why_changed(layer: nn.Module, is_known: bool) -> str:
     """Return what was done to a layer, perhaps of a known class, because of which it stays; empty if nothing was."""
     if is_known and layer._parameters.get("weight") is None and computed_by(layer) is None:
-        return "its weight is no parameter"
+        return "its weight is not a parameter"
     if has_own_forward(layer):  # which would be called in place of the quantized layer's
         return "its forward is replaced on the layer itself"
     return ""

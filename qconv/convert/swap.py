@@ -204,7 +204,7 @@ def _warn_of_layers_left(steps: Sequence[Step]) -> None:
         listed = ", ".join(f"{count} {name}" for name, count in kinds.most_common())
         warnings.warn(
             f"{kinds.total()} of {len(steps)} layers stay float, because subclasses may compute anything: {listed}. If "
-            "they compute what their parents do, give convert(..., subclasses={TheClass: qconv.QConv2d}); see "
+            "they compute what their parents do, call convert(..., subclasses={TheClass: qconv.QConv2d}); see "
             "qconv.layers.variants for others",
             stacklevel=3,
         )

@@ -155,7 +155,7 @@ def check_augment(augment: Any) -> tuple[Augment, ...]:
         name = type(each).__name__
         if any(kind.__module__.startswith("torchvision.transforms") for kind in type(each).__mro__):
             raise TypeError(
-                f"augment: {name} would draw once for a whole batch: give qconv.data.PerImage({name}(…)), in a config "
+                f"augment: {name} would draw once for a whole batch: use qconv.data.PerImage({name}(…)), in a config "
                 "{_target_: qconv.data.PerImage, transform: {_target_: …}}"
             )
         if not callable(each):

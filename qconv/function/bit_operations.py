@@ -62,7 +62,7 @@ def backward_of_bits(operands: BitOperands, grad_output: Tensor, latent: Tensor,
     """Return the gradients of input, weight and bias; None where ``mask`` is False.
 
     Args:
-        operands: those of the forward.
+        operands: as in the forward.
         grad_output: gradient of the output.
         latent: the weight before it was quantized, for its memory format.
         mask: which gradients are requested.

@@ -103,8 +103,8 @@ class KeptInput:
     """The input in a backward.
 
     Args:
-        quantizer: that of the input.
-        tensors: those of the quantizer.
+        quantizer: the input's quantizer.
+        tensors: the quantizer's tensors.
         keeping: what was kept; None for the input itself.
         kept: the tensors of it.
     """

@@ -31,7 +31,7 @@ def sizes_of(op: Any, quantizer: Quantizer, input: Tensor, weight: Tensor) -> Si
 
     Args:
         op: the operation.
-        quantizer: that of the weight.
+        quantizer: the weight's quantizer.
         input: of the operation.
         weight: of the operation.
     """

@@ -58,7 +58,7 @@ def output_of(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output from quantizers and their tensors, and the quantized weight if the output used it.
 
-    ``sizes`` is that of `number_operations.sizes_of`, and if it is not None ``looked_up`` the tensors of the filters.
+    ``sizes`` comes from `number_operations.sizes_of`, and if it is not None ``looked_up`` the tensors of the filters.
     Codes whose sums run in 8-bit integers are not looked up, which takes longer.
     """
     rounds = keeping is None or keeping.lean == "exact"

@@ -332,7 +332,7 @@ def _checked(
     if freed is not None:
         raise RuntimeError(
             f"the input of {name()} can't be computed again: a tensor of shape {tuple(freed.shape)} of a layer before "
-            "it was freed; give fully_shard modules that hold both layers, or call qconv.lean(model, False)"
+            "it was freed; pass modules that hold both layers to fully_shard, or call qconv.lean(model, False)"
         )
     x = compute(*tensors)
     if x.device.type != "cpu" or not x.numel() or _are_equal(_samples(x), samples, tolerance):

@@ -46,7 +46,7 @@ class Place:
             after.clear()
 
     def hold(self, value: Tensor, term: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> None:
-        """Hold the tensor, whose last term is ``term(*tensors)``, until the backward ends at the latest."""
+        """Hold the tensor, with the last term ``term(*tensors)``, until the backward ends at the latest."""
         self._value, self._term = value, partial(term, *tensors)
         self._versions = [(tensor, tensor._version) for tensor in tensors]
         torch.autograd.Variable._execution_engine.queue_callback(self.clear)  # pyright: ignore

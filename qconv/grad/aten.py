@@ -65,7 +65,7 @@ def conv_backward(
 ) -> Gradients:
     """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, in at most one aten call.
 
-    See the head of this module for the formulas. Memory formats are those of aten: a channels_last input gets
+    See the head of this module for the formulas. Memory formats are aten's: a channels_last input gets
     a channels_last gradient.
 
     Args:

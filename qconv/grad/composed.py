@@ -8,7 +8,7 @@
 
 It has three uses: an oracle for `qconv.grad`; gradients that can be differentiated any number of times; and exact
 arithmetic on integer tensors on the CPU, modulo 2^bits, so that the gradients of fixed-point numbers and of additive
-secret shares add up bit for bit. Formulas, arguments and errors are those of `qconv.grad`.
+secret shares add up bit for bit. Formulas, arguments and errors are as in `qconv.grad`.
 """
 
 from collections.abc import Sequence
@@ -123,7 +123,7 @@ def conv_backward(
 ) -> Gradients:
     """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, from forward convolutions.
 
-    Arguments, result and errors are those of `qconv.grad.conv_backward`, except that integer tensors are allowed on the
+    Arguments, result and errors are as in `qconv.grad.conv_backward`, except that integer tensors are allowed on the
     CPU (results are exact modulo 2^bits of their dtype) and that the result can be differentiated any number of times.
 
     Raises:

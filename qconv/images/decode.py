@@ -263,7 +263,7 @@ def read_picture(
     with opened(file) as picture:
         height, width = size_of(picture)
         if not resize and (height, width) != size:
-            raise DecodingError(f"it has {height}×{width} pixels, not {size[0]}×{size[1]}: give image_size")
+            raise DecodingError(f"it has {height}×{width} pixels, not {size[0]}×{size[1]}: set image_size")
         if resize:
             is_turned = (height, width) != (picture.height, picture.width)
             picture.draft(mode, size if is_turned else (size[1], size[0]))  # decodes a large JPEG at a smaller size

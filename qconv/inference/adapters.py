@@ -44,7 +44,7 @@ class Padded(nn.Module):
 
 
 class WithScaleMap(nn.Module):
-    """A layer whose output is multiplied by XNOR-Net's map K of input magnitudes, before the bias is added."""
+    """A layer with an output that is multiplied by XNOR-Net's map K of input magnitudes, before the bias is added."""
 
     bias: Tensor | None
 

@@ -26,7 +26,7 @@ class Arithmetic(NamedTuple):
         reason: why it is float.
         weight: the codes, output channels first.
         scale: the value of 1 in a sum of products of codes, float64 for each output channel.
-        levels: those of the input.
+        levels: the levels of the input.
         zero: added to codes to make them 8-bit numbers.
         bound: the bound of the magnitude of sums.
         centre: the value of 1 in a sum of the input's codes, as `scale`: the offset of "offset" weights.

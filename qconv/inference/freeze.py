@@ -39,7 +39,7 @@ class FrozenModel(nn.Module):
 
     Attributes:
         layers: the result for each quantized layer.
-        untraced: the modules whose forward stays Python, and why; modules inside them may be frozen.
+        untraced: the modules with a forward that stays Python, and why; modules inside them may be frozen.
         nan: the treatment of samples with NaN, "pass" or "refuse", as in `freeze`.
         functions: modules that compute the functions called in forwards, by their names in `Frozen.folded`.
         batch_dims: the number of dimensions of a batch; None if unknown.
@@ -209,14 +209,14 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
     if example is not None and not example.numel():
         raise ValueError(f"example (of shape {tuple(example.shape)}) must hold at least one sample")
     if example is not None and not example.isfinite().all():
-        raise ValueError("example has NaN or inf: give inputs as in use")
+        raise ValueError("example has NaN or inf: pass typical inputs")
     check_module(model)
     model = inner_model(model)
     needed = _required_inputs(model)
     if len(needed) > 1:
         raise ValueError(
             f"model ({type(model).__name__}) takes {', '.join(argument.name for argument in needed)}: a frozen model "
-            "takes one tensor. Freeze the part that does, or give the others a default"
+            "takes one tensor. Freeze the part that does, or let the others have a default"
         )
     if needed and needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise ValueError(

@@ -36,9 +36,9 @@ class Verification:
 
     Attributes:
         layers: one for each quantized layer, in the order of the model.
-        guided: the largest difference between an output and that of the trained network in exact arithmetic on the
+        guided: the largest difference between an output and the trained network's in exact arithmetic on the
             codes of the frozen layers.
-        difference: the largest difference between an output and that of the trained network.
+        difference: the largest difference between an output and the trained network's.
         largest: the largest output.
         decisions: number of inputs that get another class than from the trained network (with one output: another
             sign), in any place where outputs have several.
@@ -115,7 +115,7 @@ def verify(
 ) -> Verification:
     """Compare a trained model with its frozen form, or with a packed file, on real inputs, layer by layer.
 
-    Each frozen layer gets the input of the trained one. Its codes must equal those of the trained quantizer, its sums
+    Each frozen layer gets the input of the trained one. Its codes must equal the trained quantizer's, its sums
     the exact sums of these codes, and its output codes those that the trained modules after it give for the exact sums
     in float64. A float may differ from the exact value by 8 times the error that float32 arithmetic is expected to
     make.
@@ -140,7 +140,7 @@ def verify(
 
     Raises:
         ValueError: a frozen model with other layers; no input, or one with NaN or inf.
-        TypeError: a model whose output is not a tensor.
+        TypeError: the output of a model is not a tensor.
         PackedFileError: a file that is damaged, or of another model.
     """
     model = lean(copied(inner_model(model)).eval().cpu(), False)
@@ -179,10 +179,10 @@ def _compared(
             raise TypeError(f"inputs must be tensors, or (tensor, labels), not {type(batch).__name__}")
         batch = batch.cpu()
         if not batch.isfinite().all():
-            raise ValueError(f"inputs have NaN or inf in batch {number}: give inputs as in use")
+            raise ValueError(f"inputs have NaN or inf in batch {number}: pass typical inputs")
         seen, output = calls_and_output(model, batch, {name: pair.layer for name, pair in pairs.items()})
         if not isinstance(output, Tensor):
-            raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
+            raise TypeError(f"model returns {type(output).__name__}; it must return a tensor")
         own, output_frozen = calls_and_output(frozen, batch, {name: pair.whole for name, pair in pairs.items()})
         following = Guided(model, pairs, own)
         exact, error = following.run(batch)

@@ -67,7 +67,7 @@ def round_values(
 ) -> Tensor:
     """Return ``round(clamp(input / divisor, low, high) · factor) · scale``, half to even, in the dtype of ``input``.
 
-    It is computed in at least float32. The other arguments are those of `round_codes`; without a divisor it is 1.
+    It is computed in at least float32. The other arguments are as in `round_codes`; without a divisor it is 1.
 
     Args:
         input: numbers of any shape.
@@ -105,7 +105,7 @@ def step_backward(
     if ``strict`` ``grad · between``; and ``grad · (round(c) − c · between)``, in at least float32.
 
     Args:
-        grad: that of the rounded numbers.
+        grad: the gradient of the rounded numbers.
         input: of the shape of ``grad``.
         step: as ``divisor`` of `round_codes`.
         low: the smallest level.

@@ -83,7 +83,7 @@ def binary_conv2d(
     bias: Tensor | None = None,
     threshold: Tensor | None = None,
 ) -> Tensor:
-    """Convolve signs, given as bits or as floats whose signs are used.
+    """Convolve signs, given as bits or as floats.
 
     Returns:
         The sums ``acc`` (N, C_out, *out), int32; with `scale` and `bias` (C_out,) ``acc · scale_c + bias_c``, float32,

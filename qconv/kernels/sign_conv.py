@@ -65,7 +65,7 @@ def sign_conv2d(
     inf, or where sums exceed float32 and scaled ones do not.
 
     Args:
-        input: ``(N, C_in, H, W)``, of any floating-point dtype, which is that of the result.
+        input: ``(N, C_in, H, W)``, of any floating-point dtype; the result has the same.
         sizes: of the convolution; the padding of the input counts as `padding_value`.
         weight: the signs, as `pack_weight` makes them.
         scale: ``(C_out,)`` float32; None is 1.

@@ -109,7 +109,7 @@ def sign_grad_input(
     """Return the gradient of a convolution's input, ``(N, in_channels, H, W)``, channels_last.
 
     Args:
-        grad_output: ``(N, C_out, *out)``, of any floating-point dtype, which is that of the result.
+        grad_output: ``(N, C_out, *out)``, of any floating-point dtype; the result has the same.
         sizes: of the convolution; `padding_value` has no influence.
         weight: the signs, as `pack_weight` makes them.
         scale: ``(C_out,)`` float32, which multiplies grad_output.
@@ -136,7 +136,7 @@ def sign_grad_weight(grad_output: Tensor, sizes: Sizes, input: Tensor) -> Tensor
     """Return the gradient of a convolution's weight, ``(C_out, in_channels / groups, *kernel)``, contiguous.
 
     Args:
-        grad_output: ``(N, C_out, *out)``, of any floating-point dtype, which is that of the result.
+        grad_output: ``(N, C_out, *out)``, of any floating-point dtype; the result has the same.
         sizes: of the convolution; the padding of the input counts as `padding_value`.
         input: the signs, as `pack_signs` makes them.
     """

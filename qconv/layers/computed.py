@@ -62,8 +62,8 @@ def stored_weight(layer: nn.Module) -> Tensor:
 def evaluated(model: nn.Module) -> Iterator[None]:
     """Make the computed weights in a layer or model as in evaluation, without side effects.
 
-    Pruning and the older normalizations compute a weight when the layer is called, so it may be that of an earlier
-    step: it is computed anew. Modes and weights are put back at the end.
+    Pruning and the older normalizations compute a weight when the layer is called, so it may be an earlier
+    step's: it is computed again. Modes and weights are restored at the end.
     """
     modes, before = {}, {}
     for layer in model.modules():

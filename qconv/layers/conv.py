@@ -147,7 +147,7 @@ class QConv2d(_QConv, nn.Conv2d):
     """`torch.nn.Conv2d` with quantized weight and input.
 
     ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, H, W)`` or ``(C_in, H, W)``. The arguments are
-    those of `torch.nn.Conv2d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default the scheme's)
+    as in `torch.nn.Conv2d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default the scheme's)
     pads the quantized input: 0 adds a third value to a binary input. The other padding modes pad the float input, so
     that a scale or a range that depends on all values counts those at the border again.
 
@@ -171,7 +171,7 @@ class QConv3d(_QConv, nn.Conv3d):
     """`torch.nn.Conv3d` with quantized weight and input.
 
     ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, D, H, W)`` or ``(C_in, D, H, W)``. The
-    arguments are those of `torch.nn.Conv3d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default
+    arguments are as in `torch.nn.Conv3d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default
     the scheme's) pads the quantized input: 0 adds a third value to a binary input. The other padding modes pad the
     float input, so that a scale or a range that depends on all values counts those at the border again.
 

@@ -61,20 +61,20 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
     """`torchvision.ops.DeformConv2d` with quantized weight and input, v1 and v2.
 
     ``output = deform_conv2d(input_q, offset, weight_q, bias, mask)``: the quantized input is sampled, bilinearly and as
-    0 outside its bounds; offset and mask are left as they are. The formulas are those of `qconv.grad.deform`. Shapes:
+    0 outside its bounds; offset and mask are not quantized. The formulas are in `qconv.grad.deform`. Shapes:
     input ``(N, C_in, H, W)``, offset ``(N, 2·kh·kw·D, H', W')`` for D groups of offsets, y before x for each tap, mask
     ``(N, kh·kw·D, H', W')`` or None, output ``(N, C_out, H', W')``; N may be 0.
 
     float16 and bfloat16 are computed in float32 and rounded once. Under autocast everything runs in float32 and the
     output has the input's dtype, as for torchvision's operator on CUDA.
 
-    The arguments are those of `torchvision.ops.DeformConv2d`, plus ``device`` and ``dtype`` of the parameters; sizes
+    The arguments are as in `torchvision.ops.DeformConv2d`, plus ``device`` and ``dtype`` of the parameters; sizes
     are ints or pairs. ``scheme`` is BWN by default. ``padding_value``, here and in the scheme, must be 0: that is the
     value outside the input.
 
     Raises:
         ValueError: channels that groups do not divide, a padding value other than 0, a scheme with a scale map, or
-            tensors whose sizes do not fit each other.
+            tensors with sizes that do not fit each other.
         TypeError: ``scheme`` is not a scheme, or tensors' dtypes differ from the weight's without autocast.
 
     Example:

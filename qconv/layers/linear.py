@@ -15,12 +15,12 @@ class QLinear(QuantizedLayer, nn.Linear):
     """`torch.nn.Linear` with quantized weight and input.
 
     ``output = input_q @ weight_q.T + bias``; shapes ``(*, in_features)`` to ``(*, out_features)``. The arguments are
-    those of `torch.nn.Linear`; ``scheme`` is BWN by default. ``padding_value`` has no effect here; it is accepted so
+    as in `torch.nn.Linear`; ``scheme`` is BWN by default. ``padding_value`` has no effect here; it is accepted so
     that all quantized layers can be built alike.
 
     Raises:
         TypeError: a scheme that is none, or an integer input.
-        ValueError: an input whose last dimension is not ``in_features``.
+        ValueError: the last dimension of the input is not ``in_features``.
     """
 
     float_type = nn.Linear

@@ -39,11 +39,11 @@ class Conv2dShift(QConv2d):
     """`QConv2d` with `qconv.schemes.shift_ps`: DeepShift's layer of this name, with learned shift and sign.
 
     Args:
-        *args: those of `torch.nn.Conv2d`, up to ``padding_mode``.
+        *args: as in `torch.nn.Conv2d`, up to ``padding_mode``.
         check_grad: use double precision, as a numerical check of gradients needs.
         weight_bits: 2 to 8, the sign included.
         fixed_point: (integer bits, fraction bits) of the input; None leaves it float.
-        **kwargs: those of `torch.nn.Conv2d`.
+        **kwargs: as in `torch.nn.Conv2d`.
 
     Raises:
         ValueError: ``check_grad`` together with a ``dtype`` other than float64, or ``weight_bits`` out of range.

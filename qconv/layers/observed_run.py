@@ -82,7 +82,7 @@ def random_state_kept(model: nn.Module) -> Iterator[None]:
 
 
 def check_not_inference(why: str) -> None:
-    """Raise a RuntimeError under `torch.inference_mode`, whose tensors have no gradients and count no changes."""
+    """Raise a RuntimeError under `torch.inference_mode`: its tensors have no gradients and count no changes."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(f"{why}: call it outside torch.inference_mode()")
 

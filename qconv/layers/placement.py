@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 def on_device_of(model: nn.Module, batch: Any) -> Any:
     """Return a batch with its CPU tensors moved to the model's device.
 
-    A model whose parameters are on several devices, or that has none, gets its batch as it is: only the caller knows
+    A model with parameters on several devices, or without any, gets its batch as it is: only the caller knows
     where the inputs belong.
     """
     devices = {parameter.device for parameter in model.parameters()}

@@ -21,7 +21,7 @@ def float_twins(layers: Mapping[str, QuantizedLayer], float_model: nn.Module) ->
     """
     for name, layer in quantized_layers(float_model).items():
         raise ValueError(
-            f"float_model has a quantized layer, {name_of(layer, name)}: give the model before it was converted, or "
+            f"float_model has a quantized layer, {name_of(layer, name)}: pass the model before it was converted, or "
             "qconv.to_float of a copy"
         )
     modules = dict(float_model.named_modules())
@@ -32,7 +32,7 @@ def float_twins(layers: Mapping[str, QuantizedLayer], float_model: nn.Module) ->
             place = f"{name}.weight" if name else "weight"
             raise ValueError(
                 f"float_model ({type(float_model).__name__}) must have the layers of model: {place!r} is {size} in it, "
-                f"{tuple(layer.weight.shape)} in model; give both without wrappers such as DistributedDataParallel, "
+                f"{tuple(layer.weight.shape)} in model; pass both without wrappers such as DistributedDataParallel, "
                 "AveragedModel (.module) or what torch.compile returns (._orig_mod)"
             )
         if isinstance(weight, Tensor) and weight.device != layer.weight.device:

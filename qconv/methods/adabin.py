@@ -157,8 +157,8 @@ def adabin(
 ) -> Scheme:
     """AdaBin, W1A1: two values with a centre and a distance, for weight and input (arXiv:2208.08084).
 
-    ``t_min`` is the start of the weight's `qconv.quantizers.EDE`; 0.001 is that of the authors' code. ``offset`` is
-    that of `qconv.methods.adabin.AdaBinInput`. The input isn't ±1, so padding is 0.
+    ``t_min`` is the start of the weight's `qconv.quantizers.EDE`; 0.001 is from the authors' code. ``offset`` is
+    as in `qconv.methods.adabin.AdaBinInput`. The input isn't ±1, so padding is 0.
 
     Raises:
         ValueError: ``t_min`` out of range, or ``offset`` is neither of the two.

@@ -115,7 +115,7 @@ class APoTWeight(_APoT):
     and 92.45 % of ResNet-20 with 2, 3 and 4 bits). ``"imagenet"``: ``dŵ = g · 1[|z| <= 1]`` (with 2 bits g, too), and
     mean and std are differentiated, as in that for ImageNet (66.46 to 70.75 % of ResNet-18 with 2 to 5 bits).
 
-    ŵ has a deviation of 1, whatever the weight's is, so outputs are larger than those of the float layer, about by the
+    ŵ has a deviation of 1, whatever the weight's is, so outputs are larger than the float layer's, about by the
     root of the number of its inputs: a normalization has to follow. Without one, as in timm's NF-RegNet, they grow from
     layer to layer, and the training diverges.
 

@@ -138,7 +138,7 @@ def biper(
 ) -> Scheme:
     """BiPer, W1A1: weights are the signs of a sine, inputs as in `recu`, as in the code (arXiv:2404.01278).
 
-    ``frequency`` and ``scale_init`` are those of `qconv.methods.biper.BiPerWeight`. ``sine`` is the authors' first
+    ``frequency`` and ``scale_init`` are as in `qconv.methods.biper.BiPerWeight`. ``sine`` is the authors' first
     stage, W32A1, with the sine itself as weight. They make that two runs, the second from the first one's weights, each
     with its own learning rate schedule. In one run it is ``staged([(0, biper(sine=True)), (0.5, biper())])``: the
     learned scales carry over.

@@ -1,4 +1,4 @@
-"""Bi-Real Net: scaled signs whose scale is constant in the gradient (Liu et al., arXiv:1808.00278)."""
+"""Bi-Real Net: scaled signs, with a scale that is constant in the gradient (Liu et al., arXiv:1808.00278)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -66,7 +66,7 @@ def bireal(
 ) -> Scheme:
     """Bi-Real Net, W1A1: the derivative of a piecewise quadratic for the input's sign (arXiv:1808.00278).
 
-    ``gradient`` is that of `qconv.methods.bireal.BiRealWeight`: the weight's gradient without or with the scale.
+    ``gradient`` is as in `qconv.methods.bireal.BiRealWeight`: the weight's gradient without or with the scale.
 
     Raises:
         ValueError: ``gradient`` is neither of the two.

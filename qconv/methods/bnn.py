@@ -131,7 +131,7 @@ def bnn(
     The gradient of the input passes where ``|x| <= 1``, the weight's everywhere; latent weights are clamped to [-1, 1]
     after each optimizer step (`qconv.after_every_step`). The authors make the last layer binary too
     (``skip=("first",)``). ``stochastic`` draws the signs of the input at random in training, as in some of the paper's
-    experiments, but never those of the weight.
+    experiments, but never the weight's.
 
     Raises:
         TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
@@ -158,5 +158,5 @@ def signs_or_float(
     if padding_value != 0:
         raise ValueError(f"padding_value (={padding_value}) must be 0 with binary_input=False")
     if surrogate is not None:
-        raise ValueError(f"surrogate (={surrogate}) must be None with binary_input=False: give weight_surrogate")
+        raise ValueError(f"surrogate (={surrogate}) must be None with binary_input=False: use weight_surrogate")
     return Scheme(weight=weight)

@@ -148,7 +148,7 @@ class DoReFaGradient(Quantizer):
     not a level. A NaN or inf leaves no finite number in its sample, so that a gradient scaler sees it.
 
     u comes from a `Stream`: each process has its own numbers, and each optimizer step new ones. A layer only uses
-    `quantize`; the gradient of this quantizer is that of the identity.
+    `quantize`; the gradient of this quantizer is the identity's.
 
     Args:
         bits: 1 to 8; the paper's AlexNet with one-bit weights and two-bit activations has 6.

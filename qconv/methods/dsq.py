@@ -1,4 +1,4 @@
-"""DSQ: rounding whose gradient is the slope of a tanh in each interval (Gong et al., arXiv:1908.05033)."""
+"""DSQ: rounding with the slope of a tanh in each interval as gradient (Gong et al., arXiv:1908.05033)."""
 
 from functools import partial
 

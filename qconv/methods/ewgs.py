@@ -1,4 +1,4 @@
-"""EWGS: rounding whose gradient grows or shrinks with the distance from the level (Lee et al., arXiv:2104.00903)."""
+"""EWGS: rounding with a gradient scaled by the distance from the level (Lee et al., arXiv:2104.00903)."""
 
 import math
 from functools import partial
@@ -68,13 +68,13 @@ class EWGS(LearnedRange):
         return q, inside - q
 
     def values_of(self, q: Tensor, *tensors: Tensor) -> Tensor:
-        """Return the quantized values at the rounded positions ``q``; ``tensors`` are those of `tensors`."""
+        """Return the quantized values at the rounded positions ``q``; ``tensors`` is the result of `tensors`."""
         raise NotImplementedError
 
     def grad_of_rounding(
         self, grad: Tensor, x: Tensor, lower: Tensor, upper: Tensor, delta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of ``x``, ``lower`` and ``upper`` from that of the rounded position in [0, 1]."""
+        """Return the gradients of ``x``, ``lower`` and ``upper`` from the rounded position's in [0, 1]."""
         position = self.position_of(x, lower, upper)
         _, distance = self.rounded(position)
         inside = (position >= 0) & (position <= 1)
@@ -106,7 +106,7 @@ class EWGSWeight(EWGS):
 
     After each optimizer step u is at least ``l + 2^-20``, or the number above l in its dtype, and s at least 2^-20.
     Weights that are all equal give themselves at first, but for zeros, which give ``2^-20 / n``. A NaN gives NaN; ±inf
-    gives the end levels. Both make the gradients of l and u NaN, and NaN that of s.
+    gives the end levels. Both make the gradients of l and u NaN, and NaN also the gradient of s.
 
     Args:
         bits: 1 to 8.
@@ -251,7 +251,7 @@ class EWGSInput(FromData[Values], EWGS):
 def ewgs(weight_bits: int = 4, input_bits: int | None = 4, delta: float = 1e-3) -> Scheme:
     """EWGS: learned ranges, and gradients that depend on the distance from the level (arXiv:2104.00903).
 
-    ``delta`` is that of `qconv.methods.ewgs.EWGSWeight`. ``input_bits=None`` leaves the input float. The input's range
+    ``delta`` is as in `qconv.methods.ewgs.EWGSWeight`. ``input_bits=None`` leaves the input float. The input's range
     comes from the first training batch or `calibrate`.
 
     Raises:

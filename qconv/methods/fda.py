@@ -20,10 +20,10 @@ def fda(
 ) -> Scheme:
     """FDA, W1A1: the derivative of the sign in the frequency domain, as a sum of cosines (arXiv:2103.00841).
 
-    ``omega``, ``n_min`` and ``n_max`` are those of `qconv.quantizers.Fourier`, for input and weight. The weight is
-    that of `bwn` with a scale that is constant in the gradient, as in the code of BiBench, and is not clipped.
+    ``omega``, ``n_min`` and ``n_max`` are as in `qconv.quantizers.Fourier`, for input and weight. The weight is
+    quantized as in `bwn`, with a scale that is constant in the gradient, as in the code of BiBench, and is not clipped.
 
-    The paper adds what it calls noise adaptation: a small network that is learned beside each layer, computes a
+    The paper adds what it calls noise adaptation: a small network that is learned with each layer, computes a
     correction of the weight and of the input, and fades out during training. It is left out; the derivative alone is
     what BiBench compares as an operator.
 

@@ -144,9 +144,9 @@ def fp8(
     """Weights and inputs in 8-bit floating point (arXiv:2209.05433).
 
     Args:
-        format: that of the weight, ``"e4m3"`` or ``"e5m2"``.
-        input_format: that of the input; None leaves it float.
-        grad_format: that of the output's gradient, ``"e5m2"`` in the paper; None leaves it float.
+        format: the weight's format, ``"e4m3"`` or ``"e5m2"``.
+        input_format: the input's format; None leaves it float.
+        grad_format: the format of the output's gradient, ``"e5m2"`` in the paper; None leaves it float.
         scale: ``"dynamic"`` maps the largest magnitude to the largest number of the format; None clips there.
     """
     check_format(format)

@@ -84,7 +84,7 @@ class LSQ(Coded):
 
     ±inf gives the end levels, once s is finite; NaN gives NaN (with one bit ±s), no gradient, and a NaN in ds. The
     paper decays s as the weights; hustzxd's code does not. Its first and last layer have 8 bits. The paper's numbers
-    are those of ResNet-18 on ImageNet, 67.6, 70.2 and 71.1 % with 2, 3 and 4 bits; 93.42, 93.89 and 94.26 % of
+    are for ResNet-18 on ImageNet, 67.6, 70.2 and 71.1 % with 2, 3 and 4 bits; 93.42, 93.89 and 94.26 % of
     VGG-small on CIFAR-10 are hustzxd's, with ``grad_scale="numel"``.
 
     Args:
@@ -205,13 +205,13 @@ class LSQ(Coded):
 class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):
     r"""Activations with a learned step s: LSQ.
 
-    ``x_q``, ``dx`` and ``ds`` are those of `LSQ`, with ``Q_n = 0`` and ``Q_p = 2^b − 1`` unless ``signed``: with one
+    ``x_q``, ``dx`` and ``ds`` are as in `LSQ`, with ``Q_n = 0`` and ``Q_p = 2^b − 1`` unless ``signed``: with one
     bit the levels are 0 and s. By default the data from which s starts decide: signed if that halves the range but has
     the smaller squared error. That is so for normal inputs, and not after a ReLU or for the small negative values of
     SiLU and Hardswish (`qconv.quantizers.chosen_sign`).
 
     In ``c = 1 / √(N · Q_p)`` N is the number of features of one sample that share the step, as in the paper; lsq-net
-    and hustzxd count those of the whole batch (``grad_scale="numel"``), so that c depends on the batch size.
+    and hustzxd count the inputs of the whole batch (``grad_scale="numel"``), so that c depends on the batch size.
 
     s starts at ``2 · mean |x| / √Q_p`` of the first training batch (or of `qconv.calibrate`), with one bit at
     ``mean |x|``; until then it is 1. It waits through a batch of equal values, and a channel of zeros keeps its step.

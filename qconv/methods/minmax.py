@@ -145,7 +145,7 @@ class PercentileWeight(MinMaxWeight):
     ``n − rank`` are clipped on a side: none of a small filter, one in a thousand with 99.9. Beyond the range weights
     take the last level. ``dw = g · 1[low ≤ w ≤ high]`` with both ends included. Latent weights are not clipped.
 
-    ±inf takes the last level and NaN gives NaN alone, as long as the range excludes them; else the filter is NaN. A
+    ±inf takes the last level and NaN gives only NaN, as long as the range excludes them; else the filter is NaN. A
     filter with so many zeros that both ends are 0 gives zeros.
 
     McKinstry et al. (arXiv:1809.04191) calibrate with percentiles of 99.9 and above.
@@ -173,7 +173,7 @@ class PercentileWeight(MinMaxWeight):
 class MinMaxInput(FromData[Extremes], _FromFirst):
     r"""Inputs on uniform levels from the minimum to the maximum of the calibration data.
 
-    The levels are those of `MinMaxWeight`, for the range ``[low, high]`` in two buffers. They come from the first
+    The levels are as in `MinMaxWeight`, for the range ``[low, high]`` in two buffers. They come from the first
     training batch or from `qconv.calibrate`, and then stay: the forward is a pure function, so no running average moves
     them. Calibrate again if the inputs have drifted. Before calibration the range is [−1, 1].
 
@@ -312,7 +312,7 @@ def minmax(
         weight_bits: 2 to 8.
         input_bits: 2 to 16; None leaves the input float. Its range comes from the first training batch or `calibrate`.
         symmetric: whether the range of the weight is the same on both sides of 0.
-        input_symmetric: whether that of the input is.
+        input_symmetric: whether the input's range is symmetric.
         per_channel: whether each filter has its own range; the input has one for the layer.
     """
     check_bits("weight_bits", weight_bits, 2, method="minmax")
@@ -339,7 +339,7 @@ def percentile(
         input_bits: 2 to 16; None leaves the input float.
         percentile: above 50, at most 100, of weights and of inputs.
         symmetric: whether the range of the weight is the same on both sides of 0.
-        input_symmetric: whether that of the input is.
+        input_symmetric: whether the input's range is symmetric.
         per_channel: whether each filter has its own range; the input has one for the layer.
     """
     check_bits("weight_bits", weight_bits, 2, method="percentile")

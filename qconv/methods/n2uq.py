@@ -77,7 +77,7 @@ class N2UQWeight(Coded):
 
 
 class N2UQInput(Coded):
-    r"""Inputs of N2UQ: learned intervals, whose midpoints are the thresholds of uniform levels.
+    r"""Inputs of N2UQ: learned intervals; their midpoints are the thresholds of uniform levels.
 
     With ``n = 2^b − 1``, learned interval widths ``a_1 … a_n``, a learned start and two learned scales: ``z = s1 · x``;
     the interval i lies between ``B_(i−1)`` and ``B_i = start + a_1 + … + a_i``; ``x_q = s2 · 2/n · #{i : z > B_(i−1) +

@@ -26,7 +26,7 @@ class PACT(Passing):
 
     ``x_q = round(n · clamp(x, 0, alpha) / alpha) · alpha / n`` with ``n = 2^b − 1``, half to even; one bit gives {0,
     alpha}. ``dx = g · 1[0 ≤ x < alpha]`` and ``dalpha = Σ g · 1[x ≥ alpha]``: at x = 0 the gradient goes to x, at x =
-    alpha to alpha alone. (Bitorch gives it to both there.) ±inf gives alpha or 0. NaN gives NaN, and 0 in both
+    alpha only to alpha. (Bitorch gives it to both there.) ±inf gives alpha or 0. NaN gives NaN, and 0 in both
     gradients.
 
     With 4 bits and more alpha starts at 8, as in the paper (re-implementations start at 10). With fewer it starts at

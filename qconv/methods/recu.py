@@ -216,7 +216,7 @@ def recu(
 ) -> Scheme:
     """ReCU, W1A1: standardized weights clamped at a quantile, a learned scale (arXiv:2103.12369).
 
-    ``tau_min``, ``tau_max`` and ``scale_init`` are those of `qconv.methods.recu.ReCUWeight`.
+    ``tau_min``, ``tau_max`` and ``scale_init`` are as in `qconv.methods.recu.ReCUWeight`.
 
     Raises:
         ValueError: not ``0.5 < tau_min <= tau_max < 1``, or ``scale_init`` is neither of the two.

@@ -115,7 +115,7 @@ def sawb(
 ) -> Scheme:
     """PACT-SAWB: weights clipped by two of their statistics, the inputs of `pact` (arXiv:1807.06964).
 
-    ``zero``, ``per_channel`` and ``plus`` (SAWB+) are those of `qconv.quantizers.SAWB`, ``alpha`` is that of `pact`.
+    ``zero``, ``per_channel`` and ``plus`` (SAWB+) are as in `qconv.quantizers.SAWB`, ``alpha`` is as in `pact`.
     ``input_bits=None`` leaves the input float. The paper leaves the first and the last layer float.
 
     Raises:

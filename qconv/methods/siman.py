@@ -197,7 +197,7 @@ def siman(
 ) -> Scheme:
     """SiMaN, W1A1: weights follow the order of magnitudes, inputs the mean of each sample (arXiv:2102.07981).
 
-    ``percent`` is that of `qconv.methods.siman.SiManWeight`.
+    ``percent`` is as in `qconv.methods.siman.SiManWeight`.
 
     Raises:
         ValueError: ``percent`` is not at least 0 and below 50.

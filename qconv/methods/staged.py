@@ -14,7 +14,7 @@ def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
     """Return one scheme that runs several in turn; each begins at its progress, set by `qconv.set_progress`.
 
     Progressive bits (APoT's initialization, arXiv:1909.13144) are ``staged([(0, apot(4, 4)), (0.5, apot(2, 2))])``.
-    `qconv.quantizers.Stages` describes how a stage begins. The gradient quantizer is that of the last scheme.
+    `qconv.quantizers.Stages` describes how a stage begins. The gradient quantizer is the last scheme's.
 
     Raises:
         ValueError: no stages, a first stage that does not begin at 0, starts that do not increase or lie beyond 1;

@@ -18,7 +18,7 @@ class TTQ(Quantizer):
     r"""Ternary weights ``{−W_n, 0, +W_p}`` with two learned values for each layer, the quantizer of TTQ.
 
     ``w_q = W_p`` where ``w > D``, ``−W_n`` where ``w < −D``, 0 else, with ``D = threshold · max |w|`` over the layer, a
-    constant in the gradient; a weight at ±D gives 0, and so does ±0.
+    constant in the gradient; a weight at ±D or ±0 gives 0.
 
     ``dw = g · {W_p, 1, W_n}`` for weights above, between and below, with no mask; latent weights are not clipped.
     ``dW_p = Σ g`` over ``w > D``, ``dW_n = −Σ g`` over ``w < −D`` (the paper's equation omits the minus). A widely used

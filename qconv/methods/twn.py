@@ -18,7 +18,7 @@ class TWN(Passing):
     r"""Ternary weights ``{−alpha, 0, +alpha}``, the quantizer of TWN.
 
     ``w_q = alpha · T`` with ``T = +1`` where ``w > D``, ``−1`` where ``w < −D``, 0 else, ``D = threshold · mean |w|``
-    and ``alpha`` the mean of |w| over ``|w| > D``; a weight at ±D gives 0, and so does ±0. ``dw = g``, with no mask, D
+    and ``alpha`` the mean of |w| over ``|w| > D``; a weight at ±D or ±0 gives 0. ``dw = g``, with no mask, D
     and alpha constant; latent weights are not clipped.
 
     If no weight is above the threshold, as in a filter of zeros, alpha is 0 and w_q is 0; with ``threshold > 1`` that
@@ -31,7 +31,7 @@ class TWN(Passing):
 
     Args:
         threshold: D over the mean magnitude, positive.
-        per_channel: whether D and alpha are those of each filter or of the layer.
+        per_channel: whether each filter, or the whole layer, has its own D and alpha.
 
     Raises:
         ValueError: ``threshold`` is not positive and finite.

@@ -32,11 +32,11 @@ def input_scale(
 
     Args:
         input: ``(N, C_in, *spatial)``.
-        kernel_size: that of the layer.
-        stride: that of the layer.
-        padding: that of the layer, equal on both sides.
-        dilation: that of the layer.
-        groups: that of the layer.
+        kernel_size: the layer's kernel size.
+        stride: the layer's stride.
+        padding: the layer's padding, equal on both sides.
+        dilation: the layer's dilation.
+        groups: the layer's groups.
 
     Returns:
         ``(N, groups, *spatial_out)``.
@@ -56,7 +56,7 @@ class ScaledSign(Binary):
 
     ``dw = alpha_c · g · d(w) + sign(w)/n · Σ_j g_j sign(w_j)`` is, with the surrogate's ``d(w) = 1[|w| ≤ 1]``, the
     exact gradient of ``alpha · ste_sign(w)``; ``detach_scale=True`` drops the second term. ``paper_gradient=True`` is
-    the paper's own formula, ``g · (1/n + alpha · d(w))``, which takes the sum over j for g alone. In the authors' Torch
+    the paper's own formula, ``g · (1/n + alpha · d(w))``, which takes the sum over j only for g. In the authors' Torch
     code the interval is open; here ties at ±1 pass, because the clamped latent weights lie there.
 
     Alpha makes these gradients small: an update of Adam does not notice, one of SGD does, and few signs flip. So the
@@ -157,7 +157,7 @@ def bwn(
 ) -> Scheme:
     """BWN, W1A32: ``alpha_c · sign(w)`` with ``alpha_c = mean |w_c|`` (arXiv:1603.05279).
 
-    The input is float, so ``surrogate`` is that of the weight. The other arguments are those of
+    The input is float, so ``surrogate`` is for the weight. The other arguments are as in
     `qconv.quantizers.ScaledSign`.
 
     Raises:

@@ -26,7 +26,7 @@ class XNORppWeight(Binary):
     ``d(w) = 1[|w| ≤ 1]``, where ties at ±1 pass. gamma starts at 1; it is no step, so it may become negative, and
     nothing clamps it. Larq's reimplementation gives it weight decay. Latent weights are not clipped.
 
-    Filters of zeros, constant filters and those of one element are treated like all others: ±gamma_c. A NaN gives
+    Filters of zeros, constant filters and filters of one element are treated like all others: ±gamma_c. A NaN gives
     either value, ±inf its sign.
 
     Args:

@@ -30,7 +30,7 @@ def build_activation(activation: Activation, channels: int) -> nn.Module:
     """
     kind = activation.func if isinstance(activation, partial) else activation
     if isinstance(activation, nn.Module):
-        raise TypeError(f"activation (={activation}) must make a module, not be one: give the class or a partial")
+        raise TypeError(f"activation (={activation}) must make a module, not be one: pass the class or a partial")
     without_channels = isinstance(kind, type) and kind.__module__ == nn.ReLU.__module__ and kind is not nn.PReLU
     if kind is nn.PReLU and isinstance(activation, partial):
         without_channels = bool(activation.args) or "num_parameters" in activation.keywords

@@ -183,7 +183,7 @@ def _cifar_resnet(depth: int, parameters: int):
     function.__name__ = function.__qualname__ = f"resnet{depth}"
     function.__doc__ = f"""The CIFAR ResNet-{depth}: {depth - 1} convolutions, {parameters:,} parameters by default.
 
-    Section 4.2 of the paper, n = {n}. Arguments and errors are those of `ResNet`.
+    Section 4.2 of the paper, n = {n}. Arguments and errors are as in `ResNet`.
     """
     return function
 
@@ -204,7 +204,7 @@ def resnet18(
     """ResNet-18 with a 3×3 stem and no pooling: 20 convolutions, 11,173,962 parameters at the defaults.
 
     Table 1 of the paper; the stem is the one everybody uses on CIFAR, the paper has none for it. Arguments and errors
-    are those of `ResNet`.
+    are as in `ResNet`.
     """
     return ResNet(
         in_channels,

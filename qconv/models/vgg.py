@@ -3,7 +3,7 @@
 Both have six 3×3 convolutions of 128, 128, 256, 256, 512 and 512 channels and halve the image after every second one.
 `vgg_small` is that of LQ-Net (arXiv:1807.10029), IR-Net (arXiv:1909.10788) and the binary networks since, with one
 linear layer; pooling precedes batch norm, as in BNN (arXiv:1602.02830), because a maximum of signs is nearly always +1.
-`vgg7` is that of TWN (arXiv:1605.04711): pooling comes last, and a linear layer of 1024 precedes the last one.
+`vgg7` is the network of TWN (arXiv:1605.04711): pooling comes last, and a linear layer of 1024 precedes the last one.
 """
 
 from torch import Tensor, nn
@@ -105,7 +105,7 @@ def vgg_small(
     """VGG-small of the binary networks: 4,660,106 parameters at the defaults.
 
     Convolution → pooling → batch norm → activation; published with Hardtanh. First and last layer stay float:
-    ``skip=("first", "last")``. Arguments and errors are those of `VGG`.
+    ``skip=("first", "last")``. Arguments and errors are as in `VGG`.
     """
     return VGG(
         in_channels,
@@ -122,6 +122,6 @@ def vgg7(in_channels: int = 3, num_classes: int = 10, *, image_size: int = 32, a
     """VGG-7 of TWN: 2×128 - pool - 2×256 - pool - 2×512 - pool - 1024 - classes, 12,979,082 parameters at the defaults.
 
     Convolution → batch norm → ReLU → pooling. TWN makes all layers ternary but the last: ``skip=("last",)``. Arguments
-    and errors are those of `VGG`.
+    and errors are as in `VGG`.
     """
     return VGG(in_channels, num_classes, hidden=1024, pool_first=False, image_size=image_size, activation=activation)

@@ -29,7 +29,7 @@ def even_steps(low: float, high: float) -> tuple[float, int]:
 
 
 class _EvenSteps(nn.Module):
-    """Base of modules whose codes are evenly spaced.
+    """Base of modules with evenly spaced codes.
 
     Args:
         step: the difference between the numbers of adjacent codes.

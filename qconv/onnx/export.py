@@ -61,7 +61,7 @@ def export_onnx(
     On x86 processors without VNNI (as AMD's before Zen 4), ONNX Runtime adds two products of 8-bit codes and weights in
     16 bits, where they can saturate, unless the session's option ``session.x64quantprecision`` is ``"1"``: its precise
     mode, which `OnnxModel` takes there. The result names the layers concerned. Codes of 7 bits can't saturate, nor can
-    weights whose whole numbers are at most 64.
+    weights with whole numbers of at most 64.
 
     The file stores weights as integers of 8 or 16 bits (of 4 with `four_bits`), or as indices into a list of numbers,
     wherever that reproduces them exactly; otherwise as floats: those of fp8, of float inputs with 8-bit weights and of
@@ -79,7 +79,7 @@ def export_onnx(
             programs often do not, or compute wrong results from it.
         any_size: let the file take images of any height and width (any dimensions behind the channels) that the model
             takes, as super-resolution and fully convolutional networks do. It is compared with the model at two other
-            sizes, too. Otherwise it takes those of the example.
+            sizes, too. Otherwise it takes only the example's size.
         metadata: more entries for the file's metadata, such as the classes; ``qconv export`` writes ``pictures`` (size,
             mean and std, as JSON) and ``classes``. Those of qconv's own names are replaced.
 
@@ -120,7 +120,7 @@ def export_onnx(
             f"example (of shape {tuple(example.shape)}) does not suit the model: {str(error).splitlines()[0]}"
         ) from error
     if not isinstance(output, Tensor):
-        raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
+        raise TypeError(f"model returns {type(output).__name__}; it must return a tensor")
     network = in_onnx(frozen, example, round_outputs)
     others = of_other_sizes(model, example) if any_size else []
     one = example[:1].repeat(2, *[1] * (example.ndim - 1))  # a batch of 1 would become a constant
@@ -181,7 +181,7 @@ def _check(path: Path, example: Tensor) -> None:
     if example.ndim < 2 or not example.numel():
         raise ValueError(f"example (of shape {tuple(example.shape)}) must be (N, C, H, W) and hold at least one sample")
     if not example.isfinite().all():
-        raise ValueError("example has NaN or inf: give inputs as in use")
+        raise ValueError("example has NaN or inf: pass typical inputs")
     if path.is_dir():
         raise IsADirectoryError(f"path (={path}) is a folder: name a file")
     if not path.parent.is_dir():

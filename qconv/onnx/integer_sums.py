@@ -22,7 +22,7 @@ _RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
 
 
 def round_sums(network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
-    """Round the sums of a network, and those of their terms that are not rounded yet, to 256 numbers over their range.
+    """Round the sums of a network, and their terms that are not rounded yet, to 256 numbers over their range.
 
     If a quantized layer of step ``s`` reads a sum (the first one, if several do), the numbers of the sum are ``s / k``
     apart with an odd ``k``. An edge between two codes of the layer is then an edge between two codes of the sum, so

@@ -39,7 +39,7 @@ class FloatConv2d(nn.Module):
 
     Args:
         layer: the frozen layer.
-        offset: that of the uint8 codes that the previous layer passes on.
+        offset: the offset of the uint8 codes from the previous layer.
     """
 
     weight: Tensor

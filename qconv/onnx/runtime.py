@@ -79,7 +79,7 @@ class OnnxComparison:
 
     Attributes:
         is_rounded: whether the file was written with `round_outputs`.
-        close: number of inputs whose outputs agree up to the order of float sums; in the others some code crossed an
+        close: number of inputs with outputs equal up to the order of float sums; in the others some code crossed an
             edge.
         difference: the largest difference of an output.
         largest: the largest output.
@@ -125,7 +125,7 @@ class OnnxComparison:
 @torch.no_grad()
 @of_shipping()
 def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor) -> OnnxComparison:
-    """Compare a file's outputs in ONNX Runtime with those of the trained model, in evaluation on the CPU.
+    """Compare a file's outputs in ONNX Runtime with the trained model's, in evaluation on the CPU.
 
     Raises:
         ImportError: ONNX Runtime is missing.

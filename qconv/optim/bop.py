@@ -36,9 +36,9 @@ class Bop(Optimizer):
         lr: learning rate of Adam.
         gamma: the adaptivity rate γ, 0 to 1.
         threshold: 0 or more.
-        betas: those of Adam.
-        eps: that of Adam.
-        weight_decay: that of Adam; a binary group must not have one.
+        betas: Adam's betas.
+        eps: Adam's eps.
+        weight_decay: Adam's weight decay; a binary group must not have one.
 
     Raises:
         ValueError: a number out of its range, a weight decay for a binary group, or no binary group.
@@ -69,7 +69,7 @@ class Bop(Optimizer):
         if not any(group["binary"] for group in self.param_groups):
             raise ValueError(
                 "params has no group with binary=True: "
-                "give parameter_groups(model, {'binary_weights': {'binary': True}}), or use torch.optim.Adam"
+                "use parameter_groups(model, {'binary_weights': {'binary': True}}), or use torch.optim.Adam"
             )
 
     @torch.no_grad()

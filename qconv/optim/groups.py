@@ -54,13 +54,13 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
               ``"grad_quantizers"``: those that a quantized layer has in this role;
             - ``"norms"``: weights and biases of normalizations: torch's, and vectors of others with "norm" in the
               name of their class; ``"biases"``: parameters named ``bias``, including
-              those of normalizations but not those of quantizers;
+              including normalizations, but not quantizers;
             - any other text: a regular expression that matches the parameter's whole name;
             - a function of name and parameter that says whether it matches.
 
             A shared parameter has all its names and kinds.
 
-            Options are those of the optimizer, and ``lr_scale``: the group's learning rate is ``lr_scale · lr``.
+            Options are the optimizer's, and ``lr_scale``: the group's learning rate is ``lr_scale · lr``.
         lr: the learning rate that the optimizer gets, too; needed if a rule has an ``lr_scale``.
 
     Returns:
@@ -150,12 +150,12 @@ def _check_flips(model: nn.Module, weights: Collection[nn.Parameter]) -> None:
         if not torch.equal(same.amin(1), same.amax(1)):
             raise ValueError(
                 f"{name}.weight with {layer.scheme} can't be in a binary group: its value does not follow the sign of "
-                "the weight, which Bop flips; take a scheme such as qconv.schemes.bnn"
+                "the weight, which Bop flips; use a scheme such as qconv.schemes.bnn"
             )
         if not all(map(torch.equal, after, both)):
             raise ValueError(
                 f"{name}.weight with {layer.scheme} can't be in a binary group: its quantizer changes the weights "
-                "after each step, as center=True does, and Bop keeps them at ±1; take a scheme such as "
+                "after each step, as center=True does, and Bop keeps them at ±1; use a scheme such as "
                 "qconv.schemes.bnn"
             )
 
@@ -169,7 +169,7 @@ def _scaled(lr: Any, scale: Any, rule: str | Predicate, options: Options) -> flo
     if options.get("binary"):
         raise ValueError(
             f"rules[{rule!r}]: lr_scale (={scale!r}) must not be in a binary group, whose learning rate is Bop's γ and "
-            "not a share of Adam's: give it lr"
+            "not a share of Adam's: use lr"
         )
     if lr is None:
         raise ValueError(f"rules[{rule!r}]: lr_scale (={scale!r}) multiplies the optimizer's lr, which must be given")

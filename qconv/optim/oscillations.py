@@ -21,7 +21,7 @@ OFTEN = 0.005
 class Oscillations(StepRule):
     r"""Measures how often each weight goes back and forth between two levels, and freezes frequent oscillators.
 
-    A weight oscillates at a step if its code changes in the direction opposite to that of its last change. Its
+    A weight oscillates at a step if its code changes in the direction opposite to its last change. Its
     frequency is an exponential moving average, with the momentum m:
 
     .. math:: f_t = m \cdot [oscillates] + (1 - m) \cdot f_{t-1}
@@ -37,9 +37,9 @@ class Oscillations(StepRule):
 
     Args:
         freeze: the threshold, from 0 to 1; a pair goes from the first to the second as half a cosine. The authors'
-            script takes (0.1, 0.01) for 4 bits and (0.1, 0.011) for 3. None measures alone.
+            script takes (0.1, 0.01) for 4 bits and (0.1, 0.011) for 3. None only measures.
         momentum: m, above 0 and at most 1; it should be at most half the threshold. The authors' program has 0.001.
-        max_bits: weights of more bits are left alone.
+        max_bits: weights of more bits are ignored.
         start: the progress from 0 to 1 at which a pair begins; nothing is frozen before. A single threshold holds from
             the first step.
 

@@ -94,7 +94,7 @@ def dampening_penalty(model: nn.Module, max_bits: int = 4) -> Tensor:
 
     Args:
         model: any module.
-        max_bits: weights of more bits are left alone.
+        max_bits: weights of more bits are ignored.
 
     Returns:
         A scalar, float32 or wider; shared weights count once.

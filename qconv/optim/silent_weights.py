@@ -28,12 +28,12 @@ class OvSW(StepRule):
 
     In the optimizer's state of each weight, by output channels first: ``flip_frequency``, the f.
 
-    The defaults are those of the authors' script for ResNet-20 on CIFAR-10 (JingyangXiang/OvSW). There, as here, the
+    The defaults are from the authors' script for ResNet-20 on CIFAR-10 (JingyangXiang/OvSW). There, as here, the
     optimizer's own weight decay comes on top.
 
     Args:
-        delta: :math:`\delta`, the least norm of a filter's gradient relative to that of the filter; 0 leaves it.
-        decay: :math:`\lambda`; 0 leaves silent weights alone.
+        delta: :math:`\delta`, the least norm of a filter's gradient relative to the filter's norm; 0 disables this.
+        decay: :math:`\lambda`; 0 ignores silent weights.
         momentum: m, at least 0 and below 1.
         threshold: :math:`\sigma`.
 

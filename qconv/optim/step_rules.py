@@ -24,7 +24,7 @@ class StepRule:
     """Changes the gradients of latent weights before each optimizer step, or the weights afterwards.
 
     A subclass overrides `wants`, and `before_step` or `after_step`. What it remembers of a weight it keeps in the
-    optimizer's state, ``optimizer.state[weight]``, under names of its own: the state is saved, resumed and moved with
+    optimizer's state, ``optimizer.state[weight]``, under its own names: the state is saved, resumed and moved with
     it. Of a model trained by several processes each gets the same, since gradients and weights are the same.
 
     Example:

@@ -56,7 +56,7 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) ->
         return _load(path, None)[0]
     model = inner_model(model)
     if any(tensor.is_meta for tensor in stored_tensors(model).values()):
-        raise ValueError("model is on the meta device: give one with values")
+        raise ValueError("model is on the meta device: pass one with values")
     return _load(path, model)[0]
 
 

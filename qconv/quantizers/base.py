@@ -27,7 +27,7 @@ class Quantizer(InBits, NeedsData):
 
     A subclass writes two pure functions: `backward`, and either `quantize` or, if its values are whole numbers times a
     scale, `whole`. They receive the tensors that `tensors` returns, never the parameters of ``self``, so that the
-    Functions of `qconv.function` can differentiate with respect to them. A quantizer can also be used alone as an
+    Functions of `qconv.function` can differentiate with respect to them. A quantizer can also be used directly as an
     ordinary module: ``quantizer(x)`` returns the quantized tensor and backpropagates the pseudo-gradient.
 
     What it states besides of its values, so that layers may compute on integers and keep codes, is `InBits`. A
@@ -52,11 +52,11 @@ class Quantizer(InBits, NeedsData):
             gradients alone.
         final_from: the progress from which it quantizes as it will at the end: above 0 if stages or portions come
             first.
-        has_whole: whether `whole` describes `quantize`: no subclass has overridden `quantize` alone.
+        has_whole: whether `whole` describes `quantize`: no subclass has overridden only `quantize`.
         changes_values: whether it overrides the `whole` or `quantize` of a parent, but not what that states of the
             values: `keep`, `whole_ends` and `is_binary` then say nothing.
         code_dtype: the dtype of the integers that `codes` makes from `whole`.
-        training_only: buffers that its gradient alone reads: packed files leave them out, and a network that starts
+        training_only: buffers that only its gradient reads: packed files leave them out, and a network that starts
             from other weights (``init_from=``) keeps its own.
         kept: the learned tensors that carry over to a quantizer of the same class with other bits: ranges, not steps.
         before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
@@ -248,7 +248,7 @@ class Quantizer(InBits, NeedsData):
     def go_on_from_(self, other: "Quantizer", x: Tensor | None) -> None:
         """Copy the `kept` tensors of ``other``, a quantizer of the same or a similar class with other arguments.
 
-        Others that come from data are set anew: from ``x``, the latent weight, or if None from the next training batch.
+        Others that come from data are reset: from ``x``, the latent weight, or if None from the next training batch.
         """
         if x is not None:
             self.initialize(x)

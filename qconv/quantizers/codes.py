@@ -13,7 +13,7 @@ class Codes(NamedTuple):
         values: whole numbers in the shape of ``x``; an integer dtype, or a floating one where NaN must be kept.
         scale: float tensor that broadcasts against ``values``.
         zero: the code of 0, an integer.
-        offset: float tensor added at the end, for methods whose levels are not centred on 0 (AdaBin, LSQ+).
+        offset: float tensor added at the end, for methods with levels that are not centred on 0 (AdaBin, LSQ+).
         negative_scale: the scale of negative values where it differs (TTQ).
     """
 

@@ -56,7 +56,7 @@ def standardize(x: Tensor, correction: int = 1, eps: float = 0.0) -> Standardize
 
 
 def standardize_backward(grad: Tensor, standard: Standardized, correction: int = 1) -> Tensor:
-    """Return the gradient of ``x``, through mean and std, from ``grad``, that of ``standardize(x, correction).values``.
+    """Return the gradient of ``x``, through mean and std, from ``grad``, for ``standardize(x, correction).values``.
 
     ``dx = (grad − mean(grad) − values · Σ grad · values / (n − correction)) / std``; 0 for a constant filter if eps is
     0, since there is no derivative.

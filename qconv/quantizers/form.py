@@ -46,7 +46,7 @@ class Form(NamedTuple):
         return self.shape[1]
 
     def signs(self, bits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return +1 and −1 from the bits of signs, in ``dtype`` or that of the input."""
+        """Return +1 and −1 from the bits of signs, in ``dtype`` or the input's dtype."""
         dtype = dtype or self.dtype
         signs = _ops.unpack_signs(bits, self.channels, self.groups, dtype, self.channels_last)
         return signs if signs.stride() == self.strides else self._empty(dtype, bits.device).copy_(signs)

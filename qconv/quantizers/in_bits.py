@@ -18,10 +18,10 @@ class InBits(Part):
     By default there are none of them: the layer computes on floats, and keeps its input.
 
     Attributes:
-        signs: every value is +1 or -1, so a convolution may run on the codes alone.
-        is_elementwise: each value depends on its own ``x`` alone, and on the tensors.
+        signs: every value is +1 or -1, so a convolution may run on only the codes.
+        is_elementwise: each value depends only on its own ``x`` and on the tensors.
         is_binary: the values of `whole` are +1 and -1, and there is one scale, or one for each filter.
-        has_rounding: whether `rounding_of` describes `whole`: no subclass has overridden `whole` or `quantize` alone.
+        has_rounding: whether `rounding_of` describes `whole`: no subclass has overridden only `whole` or `quantize`.
     """
 
     signs: bool = False
@@ -30,7 +30,7 @@ class InBits(Part):
     has_rounding: bool = True
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
-        """Return whole numbers and a scale whose product is ``x_q``; None if ``x_q`` is not of that form.
+        """Return whole numbers and a scale with the product ``x_q``; None if ``x_q`` is not of that form.
 
         Layers add up products of whole numbers, which is exact, and multiply the sum by the scales. Quantizers that
         keep real numbers, or have an offset or two scales, return None; their `quantize` is called instead.

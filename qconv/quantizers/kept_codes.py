@@ -35,7 +35,7 @@ class Coding(NamedTuple):
         return next((bits for bits in (1, 2, 4, 8) if self.number <= 2**bits), None)
 
     def pack(self, values: Tensor, bits: int) -> Tensor:
-        """Return the codes of ``values``; those of NaN are arbitrary."""
+        """Return the codes of ``values``; NaN gives arbitrary codes."""
         if self.table is not None:
             table = torch.tensor(self.table, dtype=values.dtype, device=values.device)
             values = count_below(values, table).clamp_(max=self.number - 1)  # NaN may be above all

@@ -10,8 +10,8 @@ class Levels(NamedTuple):
     """The levels of a quantizer for any ``x``: ``code · scale + offset``, with whole codes from low to high.
 
     Attributes:
-        low: the smallest code, that of −inf.
-        high: the largest code, that of +inf.
+        low: the smallest code, for −inf.
+        high: the largest code, for +inf.
         scale: the value of one unit of a code: one number, or one for each channel or filter.
         rounding: how the code of ``x`` is chosen. ``"nearest"``: ``clamp(round(x / scale), low, high)``, half to even,
             up to rounding errors of the division; the levels are then evenly spaced. ``"sign"``: ``sign(x)``, with

@@ -17,7 +17,7 @@ class Mixed(Quantizer):
 
     ``x_q = Q(x)`` where ``u < progress``, with u from [0, 1) for each element, else x, which is clipped to [−1, 1] if Q
     gives signs. A weight's u stay the same, so an element that is quantized once stays so; those of an input are drawn
-    anew at each optimizer step (`Stream`). In evaluation all elements are quantized.
+    again at each optimizer step (`Stream`). In evaluation all elements are quantized.
 
     ``dx`` is Q's of the gradients of its elements, and ``g`` of the others, 0 where they are clipped; Q's learned
     tensors get the gradients of its elements. A schedule of Q stays at its beginning.

@@ -47,7 +47,7 @@ def signs_kept(
 ) -> tuple[Tensor, ...]:
     """Return bits: the signs of ``x``, or of ``drawn``; and where the gradient passes, if it stops anywhere.
 
-    ``ends`` are those of `Surrogate.ends`; with None only signs are returned.
+    ``ends`` is `Surrogate.ends`; with None only signs are returned.
     """
     if ends is None or ends == (None, None):
         return (_ops.pack_signs(x if drawn is None else drawn, form.groups),)

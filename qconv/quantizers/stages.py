@@ -66,7 +66,7 @@ class Stages(Quantizer):
         self.roles = tuple(role for role in Quantizer.roles if all(role in quantizer.roles for quantizer in made))
         if not self.roles:
             kinds = ", ".join(f"{type(quantizer).__name__} for {'/'.join(quantizer.roles)}" for quantizer in made)
-            raise ValueError(f"stages can't be combined, for they have no role in common: {kinds}")
+            raise ValueError(f"stages can't be combined, because they have no role in common: {kinds}")
         if any(quantizer.replaces_weight for quantizer in made):
             raise ValueError("stages can't hold a quantizer whose learned tensors replace the weight (ShiftPS)")
         self.quantizers = nn.ModuleList(made)
@@ -103,7 +103,7 @@ class Stages(Quantizer):
         self._stage, self._seen = value, None
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode as for any module; a graph compiled afterwards is that of the current stage."""
+        """Set the mode as for any module; a graph compiled afterwards belongs to the current stage."""
         super().train(mode)
         self._stage = self.stage
         return self

@@ -37,7 +37,7 @@ class Surrogate(Part):
         return ()
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
-        """Return the gradient of ``x`` from ``grad``, that of ``sign(x)``, which may be overwritten and returned."""
+        """Return the gradient of ``x`` from ``grad``, for ``sign(x)``; ``grad`` may be overwritten and returned."""
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
     def ends(self, dtype: torch.dtype) -> tuple[float | None, float | None] | None:

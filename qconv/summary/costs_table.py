@@ -35,7 +35,7 @@ class Row:
         scheme: the scheme of a quantized layer; "float" for any other.
         weight_bits: information per weight; 32 if it is not quantized, whatever the dtype.
         input_bits: information per input value; 32 if it is not quantized, whatever the dtype, and in deformable
-            layers, which multiply the weight by values between those of the quantized input.
+            layers, which multiply the weight by values between the quantized input's.
         parameters: parameters of the float layer, weight and bias, without the learned tensors of its quantizers.
         weights: the number of parameters that are a quantized layer's weights, of `weight_bits`; the others have 32.
         macs: multiply-accumulates for one sample, in convolutions and linear layers; 0 for others.

@@ -269,7 +269,7 @@ class Classifier(LightningModule):
         self.steps_per_epoch = steps_per_epoch(self.trainer)
         self.total_steps = None if steps == math.inf else int(steps)
         if self.dampening and steps == math.inf:
-            raise ValueError(f"dampening (={self.dampening}) rises to the end of training: give trainer.max_epochs")
+            raise ValueError(f"dampening (={self.dampening}) rises to the end of training: set trainer.max_epochs")
         for rule in self.step_rules:
             if not isinstance(rule, StepRule):
                 raise TypeError(
@@ -284,9 +284,9 @@ class Classifier(LightningModule):
         started = {float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups}
         if len(rates) > 1 and len(started) == 1:
             raise ValueError(
-                f"scheduler ({type(scheduler).__name__}) gives all groups of parameters the learning rate "
-                f"{started.pop()}, but the rules of the optimizer ask for {', '.join(map(str, sorted(rates)))}: give "
-                "it a list, such as scheduler.max_lr=[…] of OneCycleLR, or take a schedule of qconv.training.schedules"
+                f"scheduler ({type(scheduler).__name__}) sets the learning rate of all groups of parameters to "
+                f"{started.pop()}, but the rules of the optimizer ask for {', '.join(map(str, sorted(rates)))}: pass "
+                "a list, such as scheduler.max_lr=[…] of OneCycleLR, or use a schedule of qconv.training.schedules"
             )
         if self.goes_on_from is not None:
             check_length(self.goes_on_from, self.total_steps, scheduler, self.make_scheduler)
@@ -300,7 +300,7 @@ class Classifier(LightningModule):
         if any(isinstance(callback, GradientAccumulationScheduler) for callback in self.trainer.callbacks):  # pyright: ignore
             raise ValueError(
                 "callbacks: GradientAccumulationScheduler changes the number of steps in an epoch after schedules have "
-                "been made for them: give one number of batches, +trainer.accumulate_grad_batches=N"
+                "been made for them: set one number of batches, +trainer.accumulate_grad_batches=N"
             )
         if self.replays and batches > 1 and isinstance(self.trainer.accelerator, CUDAAccelerator):
             raise ValueError(

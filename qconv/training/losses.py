@@ -58,7 +58,7 @@ class Distillation(nn.Module):
         if weights is not None:
             averaged, left_out = load(teacher, weights)
             if left_out:
-                raise CheckpointError(f"loss.weights (={weights}) are not those of the teacher: {left_out}")
+                raise CheckpointError(f"loss.weights (={weights}) do not fit the teacher: {left_out}")
             if averaged:
                 logging.getLogger("qconv").warning("loss.weights=%s: %s", weights, averaged)
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, so that it is not a child

@@ -34,7 +34,7 @@ def binary_conv2d(
     """`qconv.kernels.operators.binary_conv2d`; None for images of too many pixels.
 
     Raises:
-        ValueError: operands of other shapes, dtypes or devices than those of the window and the channels.
+        ValueError: operands with other shapes, dtypes or devices than the window and the channels need.
     """
     if input.ndim != 4 or weight.ndim != 6:
         raise ValueError(

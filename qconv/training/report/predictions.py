@@ -78,7 +78,7 @@ class Predictions:
         try:
             return cls(**load_file(path))
         except (SafetensorError, TypeError) as error:
-            raise DamagedFileError(f"{path} is no file of predictions: {error}") from error
+            raise DamagedFileError(f"{path} is not a file of predictions: {error}") from error
 
 
 def pixels_of(images: Tensor, normalize: Any) -> Tensor:
