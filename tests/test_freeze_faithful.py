@@ -423,7 +423,7 @@ class Hidden(nn.Module):
 def test_a_run_shows_what_nothing_else_does() -> None:
     x = torch.randn(2, 8, 6, 6)
     model = trained(Hidden(), LSQ, x)
-    assert freeze(model).untraced == {"": "its trace gives something else"}
+    assert freeze(model).untraced == {"": "its trace gives another result"}
     assert verify(model, freeze(model), x).equal
 
 
@@ -512,7 +512,7 @@ def test_an_input_that_is_given_by_name_alone_is_refused() -> None:
         def forward(self, *, image: Tensor) -> Tensor:
             return image
 
-    with pytest.raises(ValueError, match=r"model \(ByName\) takes image by name alone"):
+    with pytest.raises(ValueError, match=r"model \(ByName\) takes image only by name"):
         freeze(ByName())
 
 

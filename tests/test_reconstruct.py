@@ -197,7 +197,7 @@ def test_a_second_call_says_that_it_learns_nothing() -> None:
     model = quantized(LSQ)
     reconstruct(model, pictures(), **QUICK)
     weights = [parameter.clone() for parameter in model.parameters() if parameter.ndim > 1]
-    message = r"all weights of layer '0' \(QConv2d.*\) and 4 more lie on levels already"
+    message = r"all weights of layer '0' \(QConv2d.*\) and 4 more are already on levels"
     with pytest.warns(UserWarning, match=message):
         found = reconstruct(model, pictures(), **QUICK)
     assert {row.moved for row in found.rows} == {0.0}

@@ -204,7 +204,7 @@ def test_broken_pictures_are_named(folder: Path, capsys: pytest.CaptureFixture[s
 
 def test_what_may_be_read_another_time_is_not_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(data: bytes, pixel_range: None) -> Tensor:
-        raise ReadingError("[Errno 24] Too many open files; the file may be whole: try again")
+        raise ReadingError("[Errno 24] Too many open files; the file may be intact: try again")
 
     monkeypatch.setattr("qconv.data.shards.decode", fails)
     data = made(folder, broken="skip")

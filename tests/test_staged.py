@@ -301,7 +301,7 @@ def test_one_layer_has_no_depth() -> None:
         (
             lambda: schemes.staged([(0, schemes.bnn()), (0.5, schemes.bnn(padding_value=1))]),
             ValueError,
-            r"padding_value \(=0\) of bnn\(\) must be that of bnn\(padding_value=1\) \(=1\) in stages",
+            r"padding_value \(=0\) of bnn\(\) must equal that of bnn\(padding_value=1\) \(=1\) in stages",
         ),
     ],
 )
