@@ -739,7 +739,7 @@ TRAINING: list[Row] = [
     (lambda: Distillation(nn.Linear(8, 5))(*LOGITS), ValueError, r"teacher gives \(6, 5\) for logits \(6, 4\)"),
     (lambda: CrossEntropy(2), ValueError, r"label_smoothing \(=2\) must be from 0 to 1"),
     (lambda: Checkpoints("x", every_steps=0), ValueError, r"every_steps \(=0\) must be at least 1"),
-    (lambda: Checkpoints("x", monitor="val_loss"), ValueError, r"monitor \(=val_loss\) must be a figure of which high"),
+    (lambda: Checkpoints("x", monitor="val_loss"), ValueError, r"monitor \(=val_loss\) must be a figure where high"),
     (lambda: MovingAverage(1.0), ValueError, r"decay \(=1.0\) must be at least 0 and below 1"),
     (lambda: MovingAverage(-0.1), ValueError, r"decay \(=-0.1\) must be at least 0 and below 1"),
     (lambda: EWGSDelta(batches=0), ValueError, r"batches \(=0\) must be at least 1"),

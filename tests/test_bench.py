@@ -77,7 +77,7 @@ def test_a_peak_that_is_not_measured() -> None:
         ([*QUICK, "--case", "8@6", "--rounds", "0"], "rounds (=0) must be at least 1"),
         ([*QUICK, "--case", "8@6", "--csv", "/dev/null/results.csv"], "Not a directory"),
         ([*QUICK, "--scheme", "bnm"], "invalid choice: 'bnm'"),
-        (["bench", "data"], "give --small, --large or both"),
+        (["bench", "data"], "name --small, --large or both"),
         (["bench", "data", "--small", "a", "--prepared", "b"], "--prepared needs --large"),
         (["bench", "binary-conv", "--case", "8"], "case (='8') must be CHANNELS@SIZE"),
         (["bench", "binary-conv", "--case", "8@5", "--batch-size", "0"], "batch_size (=0) and rounds (="),

@@ -192,7 +192,7 @@ def test_batches_and_a_tensor_are_the_same_and_what_waits_is_calibrated() -> Non
         ),
         (
             lambda model, network: (model, network, [pictures(), pictures()[:, :, 1:]]),
-            *(ValueError, r"images must have one size, .* there are \[\(2, 8, 9\), \(2, 9, 9\)\]"),
+            *(ValueError, r"images must all have one size, .* there are \[\(2, 8, 9\), \(2, 9, 9\)\]"),
         ),
         (
             lambda model, network: (model, copy.deepcopy(network).to("meta"), pictures()),
@@ -311,7 +311,7 @@ def test_biases_that_are_shared_or_computed() -> None:
     with pytest.raises(ValueError, match=r"float_model \(on meta\) must be on the device of model \(cpu\)"):
         qconv.reconstruct(quantized(network), pictures(), float_model=copy.deepcopy(network).to("meta"))
     convolution = nn.Sequential(nn.Conv2d(2, 7, 3)).double()  # as many filters as rows
-    with pytest.raises(ValueError, match=r"images must be batches: .* have 3 dimensions, with that of the samples"):
+    with pytest.raises(ValueError, match=r"images must be batches: .* have 3 dimensions instead of \d"):
         qconv.correct_bias(quantized(convolution), convolution, pictures()[0])
 
 

@@ -212,8 +212,8 @@ def test_16_bit_features_are_computed_with_in_float32() -> None:
 @pytest.mark.parametrize(
     ("student", "teacher", "form", "error", "message"),
     [
-        ([MAPS], [], "norm", ValueError, r"student_features \(1\) and teacher_features \(0\) must be as"),
-        ([], [], "norm", ValueError, "and at least 1"),
+        ([MAPS], [], "norm", ValueError, r"student_features \(1\) and teacher_features \(0\) must have"),
+        ([], [], "norm", ValueError, "must have the same length, at least 1"),
         ([MAPS], [torch.ones(3, 3, 4)], "norm", ValueError, r"teacher_features\[0\] has shape \(3, 3, 4\)"),
         (torch.ones(2, 3, 4, 4), torch.ones(2, 3, 4, 5), "norm", ValueError, "all but the channels"),
         (torch.ones(2, 3, 4, 1), MAPS, "norm", ValueError, "all but the channels"),
@@ -301,7 +301,7 @@ def test_a_teacher_in_inference_mode() -> None:
 def test_names_that_are_refused() -> None:
     model = network()
     for names, error, message in (
-        (["0", "layer1"], ValueError, "names: 'layer1' is no module of the model; there are 0, 1, 2, 3"),
+        (["0", "layer1"], ValueError, "names: 'layer1' is not a module of the model; there are 0, 1, 2, 3"),
         (["0", "0"], ValueError, r"names \(=\['0', '0'\]\) must hold at least one name, and each once"),
         ([], ValueError, r"names \(=\[\]\) must hold at least one name"),
         ("0", TypeError, r"names \(='0'\) must be a sequence of names, such as \['0'\]"),

@@ -796,7 +796,7 @@ OF_ONE_SIZE: dict[str, tuple[Any, str]] = {
     ),
     "number": (
         lambda: OfItsSize(lambda net, x, _: nn.functional.interpolate(x, (int(x.shape[2]) * 2, 9))),
-        r"Python number of the height, with which .* use x.shape\[2\] as it is, in place of int\(x.shape\[2\]\)",
+        r"Python number of the height, which .* use x.shape\[2\] as it is, in place of int\(x.shape\[2\]\)",
     ),
 }
 

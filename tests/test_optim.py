@@ -427,7 +427,7 @@ def test_closure_and_gradient_scaler() -> None:
 
 PLAIN, HALF = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.float16))
 COMPLEX = nn.Parameter(torch.ones(2, dtype=torch.complex64))
-NO_BINARY = "params has no group with binary=True: give parameter_groups"
+NO_BINARY = "params has no group with binary=True: use parameter_groups"
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ NO_BINARY = "params has no group with binary=True: give parameter_groups"
         ({}, {"weight_decay": -1.0}, r"weight_decay \(=-1.0\) must be 0 or more"),
         ({}, {"betas": (0.9, 1.0)}, r"betas \(=\(0.9, 1.0\)\) must be at least 0 and less than 1"),
         ({"lr": 1.5}, {}, r"lr \(=1.5\), the gamma of a binary group, must be at most 1"),
-        ({"gamma": 0.1}, {}, r"gamma \(=0.1\) of a group must be written lr"),
+        ({"gamma": 0.1}, {}, r"gamma \(=0.1\) of a group must be given as lr"),
         ({"weight_decay": 0.1}, {}, r"weight_decay \(=0.1\) of a binary group must be 0"),
         ({"threshold": math.nan}, {}, r"threshold \(=nan\) must be 0 or more"),
         ({"binary": False}, {}, NO_BINARY),

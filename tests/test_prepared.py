@@ -376,7 +376,7 @@ def cut(path: Path) -> None:
         (Path.unlink, "train-00001.tar", {}, ShardError, r"train-00001.tar is missing: remove index.pt and it"),
         (cut, "train-00001.tar", {}, ShardError, r"train-00001.tar has [\d,]+ bytes instead of [\d,]+"),
         (cut, INDEX, {}, DamagedFileError, r"index .*index.pt: cut off"),
-        (Path.unlink, INDEX, {}, FileNotFoundError, r"not prepared to its end: give the command again \(qconv data pr"),
+        (Path.unlink, INDEX, {}, FileNotFoundError, r"is not finished: run the command again \(qconv data pr"),
         (lambda path: torch.save([1], path), INDEX, {}, DamagedFileError, r"not written by this version of qconv"),
         (shutil.rmtree, "", {}, FileNotFoundError, r"data.root \(=.*prepared\): there is no such folder"),
         (None, "", {"resize": 21}, ValueError, r"resize \(=21\) must be at most 20, the shorter side of the images"),

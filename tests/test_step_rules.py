@@ -321,8 +321,8 @@ def test_dampening_is_the_distance_to_the_levels() -> None:
         (Oscillations(freeze=(0.1, 0.2)), schemes.bnn(), ValueError, r"schedule, freeze: attach it with total_steps"),
         (Oscillations(freeze=0.1), schemes.adabin(), TypeError, r"can't freeze 0\.0\.weight .* levels follow the wei"),
         (Oscillations(freeze=0.1, max_bits=5), schemes.shift_q(), TypeError, r"its levels are not evenly spaced"),
-        (OvSW(), TWO_STAGES, TypeError, r"0\.0\.weight with two_stage.* changes in the course"),
-        (Oscillations(), TWO_STAGES, TypeError, r"make each stage a run of its own"),
+        (OvSW(), TWO_STAGES, TypeError, r"0\.0\.weight with two_stage.* changes during"),
+        (Oscillations(), TWO_STAGES, TypeError, r"train each stage in a separate run"),
         (None, schemes.adabin(), TypeError, r"0\.0\.weight .* can't be drawn to its levels: its levels follow the we"),
         (None, TWO_STAGES, TypeError, r"can't be drawn to its levels: its quantizer changes"),
         *(
@@ -543,7 +543,7 @@ def test_a_range_that_becomes_nan_is_named(scheme: qconv.Scheme, by_hand: bool) 
     step()
     assert tensor.grad is not None
     tensor.grad.fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match=rf"NaN or inf of 2\.{name}, .*smaller learning rate"):
+    with pytest.raises(FloatingPointError, match=rf"NaN or inf in 2\.{name}: .*smaller learning rate"):
         step()
     tensor.requires_grad_(False)  # no optimizer's concern
     qconv.after_step(model)
@@ -594,7 +594,7 @@ def test_an_optimizer_from_before_the_conversion(scheme: qconv.Scheme, left_out:
     assert len(told) == bool(left_out)
     if left_out:
         named = left_out[0] + " and 1 other parameter" * (len(left_out) - 1)
-        said = f"the optimizer holds weights, but not what their schemes learn beside them: {named}. Make it after"
+        said = f"the optimizer lacks parameters that the schemes of its weights learn: {named}. Create it after"
         assert str(told[0].message).startswith(said)
         assert told[0].filename == __file__
     parameters = dict(model.named_parameters())

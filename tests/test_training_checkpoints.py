@@ -195,7 +195,7 @@ SHIFT = {"_target_": "qconv.schemes.shift_q", "weight_bits": 5}
 @pytest.mark.parametrize(
     ("group", "found", "asked", "message"),
     [
-        ("scheme", BWN, {"_target_": "qconv.schemes.bnn"}, "qconv.schemes.bwn(), this run asks for qconv.schemes.bnn("),
+        ("scheme", BWN, {"_target_": "qconv.schemes.bnn"}, "qconv.schemes.bwn(), but this run has qconv.schemes.bnn("),
         ("scheme", {**SHIFT, "weight_bits": 4}, SHIFT, "add scheme.weight_bits=4"),
         ("scheme", {**SHIFT, "weight_bits": 4}, BWN, "add scheme=shift_q scheme.weight_bits=4"),
         ("skip", ["first"], ["first", "last"], "but this run has ['first', 'last']: add 'skip=[first]'"),

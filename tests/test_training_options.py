@@ -139,7 +139,7 @@ def test_teachers_that_are_refused(tmp_path: Path) -> None:
     three, five = (instantiate(RESNET, in_channels=1, num_classes=classes).state_dict() for classes in (3, 5))
     mixed = {"classes": ["a", "c", "b"], "pictures": None}
     for file, error, message in (
-        (five, InstantiationException, r"loss\.weights \(=.*a\.ckpt\) are not those of the teacher: 'fc' has 5"),
+        (five, InstantiationException, r"loss\.weights \(=.*a\.ckpt\) do not fit the teacher: 'fc' has 5"),
         ({"state_dict": three, "config": {}, "trained_on": mixed}, ValueError, r"'c' as class 1, which is 'b' in the"),
         ({"state_dict": three, "config": quantized}, ValueError, r"were trained with scheme qconv\.schemes\.bnn\(\)"),
     ):

@@ -252,7 +252,7 @@ def test_batches_as_loaders_give_them(network: tuple[nn.Module, FrozenModel, Ten
     assert counts == [2, 2, 4]
     with pytest.raises(TypeError, match=r"inputs must be tensors, or \(tensor, labels\), not dict"):
         verify(model, frozen, [{"image": input}])
-    with pytest.raises(ValueError, match="inputs have NaN or inf in batch 1: give inputs as in use"):
+    with pytest.raises(ValueError, match="inputs have NaN or inf in batch 1: pass typical inputs"):
         verify(model, frozen, [input, input.index_fill(3, torch.tensor(4), torch.nan)])
 
 

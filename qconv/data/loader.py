@@ -173,8 +173,8 @@ class EpochLoader(ABC):
                 name = next(name for name in now if before[name] != now[name])
                 raise ValueError(
                     f"epoch {self.sampler.epoch} was interrupted after {self.given} of {before['batches']} batches, "
-                    f"with {before[name]} {name} in all, and has {now[name]} now: go on with as many (their number "
-                    "is that of the data, or follows from data.batch_size times the number of processes)"
+                    f"with {before[name]} {name} in all, and has {now[name]} now: resume with the same "
+                    "number (set by the data, or by data.batch_size times the number of processes)"
                 )
         for batch in self.batches(self.given):
             self.given += 1
