@@ -26,7 +26,6 @@ from qconv import models as qconv_models, schemes
 from qconv.check import watch
 from qconv.convert.one_signed import one_signed_inputs
 from qconv.convert.replacements import CHOICES, BeforeSign, replaced
-from qconv.convert.source import calls_of
 from qconv.quantizers.sign_note import ACTIVATIONS, note_of
 from qconv.training.assemble import quantized_model
 from qconv.training.initial_weights import load_weights
@@ -848,68 +847,6 @@ def test_activations_inside_a_layer_of_torch(kind: str) -> None:
     ):
         qconv.convert(made(F.relu), schemes.bnn(), skip=())
     assert torch.backends.mha.get_fastpath_enabled()
-
-
-class Held(nn.Module):
-    """A module of which `calls_of` counts the calls."""
-
-    act: Any
-    other: Any
-
-    def twice(self, x: Tensor) -> Tensor:
-        return self.act(self.other(self.act(x)))
-
-
-class Either(Held):
-    def twice(self, x: Tensor) -> Tensor:
-        if x.ndim == 2:
-            return self.act(x)
-        if x.ndim == 3:
-            x = self.other(x)
-            x = x + 1
-        else:
-            x = x + 1
-        with torch.no_grad():
-            return self.other(self.act(x))
-
-
-class Looped(nn.Module):
-    act: Any
-
-    def forward(self, xs: list[Tensor]) -> list[Tensor]:
-        return [self.act(x) for x in xs]
-
-
-class OnParent(Held):
-    def twice(self, x: Tensor) -> Tensor:
-        return self.other(Held.twice(self, x))
-
-
-class Aliased(nn.Module):
-    act: Any
-
-    def forward(self, x: Tensor) -> Tensor:
-        act = self.act
-        return act(F.relu(act(x)))
-
-
-class Namesake(nn.Module):
-    relu: Any
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.relu(x))
-
-
-def test_calls_in_the_source_of_a_class() -> None:
-    assert calls_of(Held, "act") == 2
-    assert calls_of(type("Alone", (nn.Module,), {}), "act") == 0
-    assert calls_of(Looped, "act") == 2
-    assert calls_of(Either, "act") == 1
-    assert calls_of(OnParent, "act") == 2
-    assert calls_of(OnParent, "other") == 2
-    assert calls_of(Aliased, "act") == 2
-    assert calls_of(Namesake, "relu") == 1
-    assert calls_of(Either, "other") == 2
 
 
 def add_itself(y: Tensor, v: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
+from .called_relus import relus_in
 from .replacements import RELUS, is_one_signed
-from .source import calls_of, relus_in
 
 
 class Site(NamedTuple):
@@ -168,7 +168,6 @@ class _Look:
         """
         if part in self.layers:
             self.found.add(part, before & known)
-            self.found.elsewhere.update(site for site in before & known if _is_used_again(site, self.names))
             self._add_untraced(part, before - known)
             return frozenset()
         inner = list(part.children())
@@ -334,10 +333,3 @@ def _joined(parts: list[Calls | None]) -> Calls | None:
     if any(part is None for part in parts):
         return None
     return frozenset().union(*(part for part in parts if part is not None))
-
-
-def _is_used_again(site: Site, names: dict[nn.Module, str]) -> bool:
-    """Whether the class that holds the activation calls it more than once, as a residual block may, or in a loop."""
-    place, _, name = site.name.rpartition(".")
-    holder = next((type(module) for module, known in names.items() if known == place), nn.Module)
-    return calls_of(holder, name) > 1
