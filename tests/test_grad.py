@@ -356,6 +356,32 @@ def test_neither_per_dimension_function_reads_what_it_differentiates_by() -> Non
         assert isinstance(form.conv2d_input(list(input.shape), weight, grad_output, [2, 2], [1, 1], [1, 1], 2), Tensor)
 
 
+WRONG: dict[str, Callable[[Case, Tensor, Tensor, Tensor], list[Tensor]]] = {
+    "flipped kernel": lambda case, g, x, w: gradients(grad, case, g, x, w.flip(2)),
+    "transposed kernel": lambda case, g, x, w: gradients(grad, case, g, x, w.transpose(2, 3)),
+    "group order": lambda case, g, x, w: gradients(grad, case, g, x, w.roll(w.shape[0] // case.groups, 0)),
+    "grad_output's groups interleaved": lambda case, g, x, w: gradients(
+        grad, case, g.unflatten(1, (case.groups, -1)).transpose(1, 2).flatten(1, 2), x, w
+    ),
+    "one group": lambda case, g, x, w: gradients(grad, case, g, x.roll(x.shape[1] // case.groups, 1), w),
+    "one element": lambda case, g, x, w: gradients(grad, case, g, x + 1e-9 * (x == x.max()), w),
+    "bias not summed over the batch": lambda case, g, x, w: [*gradients(grad, case, g, x, w)[:2], g[0].sum((1, 2))],
+    "no bias": lambda case, g, x, w: gradients(grad, case, g, x, w)[:2],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_the_checks_reject_a_wrong_gradient(wrong: Callable[..., list[Tensor]]) -> None:
+    case = Case(2, 2, 1, 1, 1, size=(5, 5), channels=(4, 4))
+    tensors = case.tensors(normal())
+    loops = [torch.tensor(e.tolist(), dtype=torch.float64) for e in nested_loops(case, *tensors)]
+    given = wrong(case, *tensors)
+    for expected in (autograd(case, *tensors), loops):
+        check_close(gradients(grad, case, *tensors), expected)
+        with pytest.raises((AssertionError, ValueError)):
+            check_close(given, expected)
+
+
 SIZES: dict[str, Any] = {"grad_output": (2, 4, 5, 5), "input": (2, 4, 7, 7), "weight": (4, 4, 3, 3)}
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "groups": ({"groups": 3}, r"groups \(=3\) must divide in_channels \(=4\)"),
