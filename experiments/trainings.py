@@ -52,7 +52,7 @@ def call(words: Sequence[str]) -> None:
 def train(words: Sequence[str], folder: Path) -> None:
     """Train in ``folder``, from its last checkpoint if it has one; nothing if the run there is done."""
     if not (folder / RESULT).is_file():
-        call(["train", *words, f"run_dir='{folder}'", "ckpt_path=last"])
+        call(["train", *words, f"run_dir='{folder}'", "resume=auto"])
 
 
 def figures(folder: Path) -> dict[str, Any]:

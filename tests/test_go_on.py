@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -15,11 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from pytorch_lightning import Callback, Trainer
-from runs import CONFIGS, QUICK, Send, command, config, place, same_files, send
+from runs import QUICK, Send, command, config, place, same_files, send
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
@@ -31,7 +28,7 @@ from qconv.models import small_cnn
 from qconv.runs.run_files import LOCK
 from qconv.training import Classifier, load_checkpoint, make_trainer, schedules
 from qconv.training.go_on import changes
-from qconv.training.run_folder import RunFolderError, claimed, find_last, is_named
+from qconv.training.run_folder import RunFolderError, claimed
 from qconv.training.step_counts import check_takes_steps
 from qconv.training.stored_config import stored_config
 
@@ -144,19 +141,6 @@ def test_a_run_that_was_ended_early_has_finished(told: Callable[..., str]) -> No
     assert words in told("resume=run", "trainer.max_epochs=7")
     assert f"continuing from epoch {done - 1}" in told("resume=run", "~callbacks.stop")
     assert "has finished its 6 epochs" in told("resume=run")
-
-
-def test_a_refusal_names_the_words_that_go_on_all_the_same(one: Path, told: Callable[..., str], tmp_path: Path) -> None:
-    last, words = f"ckpt_path={one / 'checkpoints/last.ckpt'}", (*TWO[:2], "scheduler=constant", f"run_dir={one}")
-    refused = told(*words, last, "trainer.max_epochs=3", "trainer.precision=bf16-mixed")
-    assert ": add trainer.max_epochs=2 trainer.precision=32-true, or accept this difference by " in refused
-    said = told(*shlex.split(refused.partition(" difference by ")[2].splitlines()[0]))
-    assert "trainer.precision: 32-true → bf16-mixed. From here on, floating-point rounding may differ" in said
-    assert json.loads((one / "result.json").read_text())["epochs"] == 3
-    for other in ("seed=2", "optimizer.lr=0.5", "trainer.max_epochs=2"):  # what resume= would not take
-        assert "difference by" not in told(*words, last, "trainer.max_epochs=4", other)
-    away = shutil.copy(one / "checkpoints/last.ckpt", tmp_path / "of no run.ckpt")
-    assert "difference by" not in told(*words, f"ckpt_path='{away}'", "trainer.max_epochs=4")
 
 
 def test_more_epochs_of_a_schedule_that_stores_its_length(told: Callable[..., str], tmp_path: Path) -> None:
@@ -275,22 +259,20 @@ def test_the_same_words_may_come_again(one: Path) -> None:
         OmegaConf.save(cfg, one / "config.yaml")
 
 
-def test_words_that_mean_nothing(one: Path, told: Callable[..., str], tmp_path: Path) -> None:
+def test_words_that_mean_nothing(one: Path, told: Callable[..., str]) -> None:
     resume = f"resume={one}"
     for words, error in (
         ((resume, "experiment=search_bits"), "is for a new run"),
         ((resume, "seed=1,2"), "is a sweep"),
         ((resume, "modle.width=3"), "modle"),
-        ((resume, "ckpt_path=last"), "can't be given together"),
-        ((resume, "optimizer.lr=1", "trainer.max_epochs=3"), "add optimizer.lr=0.01"),
-        ((resume, "model.width=8", "trainer.max_epochs=3"), "add model.width=4"),
+        ((resume, "evaluate=a.ckpt"), "can't be given together"),
+        ((resume, "optimizer.lr=1", "trainer.max_epochs=3"), "was trained with optimizer "),
+        ((resume, "model.width=8", "trainer.max_epochs=3"), "was trained with model qconv.models.small_cnn(width=4"),
         ((resume, "-m"), "-m can't be given with resume=RUN"),
         ((resume, "resume=b"), "must name the folder of one run"),
         (("resume=nowhere",), "there is no folder nowhere: name the folder of a run"),
     ):
         assert error in told(*words), words
-    with pytest.raises(ValueError, match=r"resume .* must be given on the command line"):
-        program.train(config(*TWO, "resume=x", f"run_dir={tmp_path / 'new'}"))
     (one / "checkpoints/last.ckpt").unlink()
     (one / "result.json").unlink()
     assert "has no checkpoints/last.ckpt" in told(resume)
@@ -440,7 +422,7 @@ def test_a_run_that_goes_on_with_other_batches(tmp_path: Path) -> None:
     with pytest.raises(BaseException, match="stopped by SIGTERM"):
         program.train(config(*words, cut, f"run_dir={tmp_path}"))
     cfg = stored_config(tmp_path, ("+trainer.accumulate_grad_batches=2", "~callbacks.send"), configs())
-    cfg.resume, cfg.ckpt_path = str(tmp_path), str(tmp_path / "checkpoints/last.ckpt")
+    cfg.resume = str(tmp_path)
     with pytest.raises(ValueError, match="an epoch has 10 optimizer steps now, 19 so far"):
         program.train(cfg)
 
@@ -472,59 +454,17 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_named_folder_is_the_only_place_where_last_is_sought(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(run.parents[2])
-    assert find_last(config(*ONE, "run_dir=runs/b", "ckpt_path=last")) is None
-    assert find_last(config(*ONE, f"run_dir={run}", "ckpt_path=last")) == str(run / "checkpoints/last.ckpt")
-
-
-BY_TIME = "outputs/2026-01-31/12-00-00"
-
-
-@pytest.mark.parametrize(
-    ("words", "folder", "named"),
-    [
-        ([], BY_TIME, False),
-        (["run_dir=runs/a"], BY_TIME, True),
-        (["hydra.run.dir=a/b"], "a/b", True),
-        (["++hydra.run.dir=a/b"], "a/b", True),
-        (["hydra.run={dir:a/b}"], "a/b", True),
-        ([], "a/b", True),  # by a config of the user's own
-        ([f"hydra.run.dir={BY_TIME}"], BY_TIME, True),  # that of an earlier run
-        ([f"++hydra.run.dir={BY_TIME}"], BY_TIME, True),
-        (["hydra.sweep.dir=a"], "a/0", True),
-        ([], "multirun/2026-01-31/12-00-00/1", False),
-        # as Lightning starts the other processes of a run
-        ([f"hydra.run.dir={BY_TIME}", "hydra.job.name=train_ddp_process_1"], BY_TIME, False),
-        ([*[f"hydra.run.dir={BY_TIME}"] * 2, "hydra.job.name=train_ddp_process_1"], BY_TIME, True),
-        (["hydra.run.dir=a/b", "hydra.job.name=train_ddp_process_1"], "a/b", True),
-    ],
-)
-def test_which_folders_are_named(words: list[str], folder: str, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        cfg = compose("config", words, return_hydra_config=True)
-    with open_dict(cfg):
-        cfg.hydra.runtime.output_dir = folder
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", cfg)
-    assert is_named(cfg) == named
-
-
-def test_without_hydra_a_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-    assert is_named(config("run_dir=x"))
-
-
 def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
     before = content(run)
     for more, hint in (
-        ((), r"holds a run already \(checkpoints/last.ckpt\): go on with it by ckpt_path=last, or name another folder"),
+        ((), r"holds a run already \(checkpoints/last.ckpt\): go on with it by resume=.*/a, or name another folder"),
         (("seed=2",), "holds a run already"),
-        ((f"ckpt_path={run.parent / 'b/checkpoints/last.ckpt'}",), "holds a run already"),
+        ((f"resume={run.parent / 'b'}",), "holds a run already"),
     ):
         with pytest.raises(RunFolderError, match=hint):
             program.train(config(*ONE, f"run_dir={run}", *more))
-    with pytest.raises(ValueError, match=r"add data.seed=1"):
-        program.train(config(*ONE, f"run_dir={run}", "ckpt_path=last", "seed=2"))
+    with pytest.raises(ValueError, match=r"was trained with data .*seed=1.* this run has .*seed=2"):
+        program.train(config(*ONE, f"run_dir={run}", "resume=auto", "seed=2"))
     with pytest.raises(RunFolderError, match=r"of another checkpoint than elsewhere/best.ckpt"):
         program.evaluate(config(*ONE, f"run_dir={run}", "evaluate=elsewhere/best.ckpt"))
     assert content(run) == before
@@ -543,23 +483,23 @@ def test_hydra_leaves_a_run_that_is_there_as_it_is(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
     words = [f"hydra.run.dir={folder}", *ONE, "seed=2"]
-    for more in ([], [f"ckpt_path={run / 'checkpoints/last.ckpt'}"]):
+    for more in ([], ["resume=auto"]):
         monkeypatch.setattr(sys, "argv", ["train.py", *words, *more])
         with pytest.raises(SystemExit, match=r"error: run_dir .* holds a run already|error: .*seed"):
             program.run_main("train.py", sys.argv[1:])
         assert content(folder) == before
-    monkeypatch.setattr(sys, "argv", ["train.py", words[0], *ONE, "ckpt_path=last"])
-    program.run_main("train.py", sys.argv[1:])  # which goes on, and says so
-    assert "ckpt_path=last" in (folder / ".hydra" / "overrides.yaml").read_text()
+    monkeypatch.setattr(sys, "argv", ["train.py", words[0], *ONE, "resume=auto"])
+    program.run_main("train.py", sys.argv[1:])  # which goes on
+    assert (folder / ".hydra" / "overrides.yaml").read_text() == "of the first run"
 
 
 def test_the_line_of_a_requeued_job_starts_and_goes_on(tmp_path: Path) -> None:
-    line = (*ONE, f"run_dir={tmp_path}", "ckpt_path=last")
+    line = (*ONE, f"run_dir={tmp_path}", "resume=auto")
     assert program.train(config(*line)).about["resumed_from"] is None
     last = tmp_path / "checkpoints/last.ckpt"
     result = (tmp_path / "result.json").read_text()
     again = program.train(config(*line))
-    assert again.about["resumed_from"] == str(last)
+    assert again.about["resumed_from"] == str(tmp_path)
     assert again.test_loss == json.loads(result)["test_loss"]
     last.unlink()
     with pytest.raises(RunFolderError, match=r"holds a run already \(checkpoints/best.ckpt\): name another folder"):

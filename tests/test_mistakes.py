@@ -43,7 +43,7 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["scheme=nosuch"], "there is no scheme=nosuch; there are adabin, "),
         (["foo"], "'foo' is not KEY=VALUE"),
         (
-            ["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", "ckpt_path=last"],
+            ["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", "resume=auto"],
             "init_from must be given: init_",
         ),
         (["init_from=a=9.ckpt"], "can't read 'init_from=a=9.ckpt': a value with brackets, colons, commas or = needs"),
@@ -83,7 +83,7 @@ def test_mistakes(words: list[str], said: str) -> None:
         ["trainer.devices=[0,1]"],
         ["optimizer.lr=1"],
         ["callbacks.diagnostics=null"],
-        ["ckpt_path=null"],
+        ["resume=null"],
         ["optimizer.weight_decay=1e-4"],
         ["skip=[]"],
         ["overrides={fc:{_target_:qconv.schemes.bwn}}"],

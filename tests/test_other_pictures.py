@@ -134,7 +134,7 @@ def test_other_classes_are_refused(
                 *SHORT,
                 *("data=image_folder", "data.val_size=0.2", "data.augment=[]"),
                 *folder_words(tmp_path / "data", tmp_path),
-                *("trainer.max_epochs=3", f"ckpt_path={other}/checkpoints/last.ckpt", f"run_dir={tmp_path / 'new'}"),
+                *("trainer.max_epochs=3", f"resume={other}", f"run_dir={tmp_path / 'new'}"),
             )
         )
 
@@ -148,7 +148,7 @@ def test_a_run_does_not_go_on_with_more_pictures(
     def go_on(*words: str) -> None:
         monkeypatch.chdir(tmp_path)
         cfg = stored_config(other, [f"data.root={tmp_path / 'data'}", "trainer.max_epochs=3", *words], configs())
-        cfg.resume, cfg.ckpt_path = str(other), str(other / "checkpoints/last.ckpt")
+        cfg.resume = str(other)
         program.train(cfg)
 
     shutil.copy(tmp_path / "data/train/dark/0.png", tmp_path / "data/train/dark/new.png")
@@ -183,10 +183,9 @@ def test_another_picture_leaves_the_others_in_their_split(tmp_path: Path) -> Non
         tested(split_by="size")
 
 
-def test_the_split_of_a_checkpoint_from_before() -> None:
+def test_the_split_of_a_checkpoint() -> None:
     node = {"_target_": "qconv.data.ImageFolderDataModule", "root": "a"}
     assert arguments_as_trained(node, None) == {}
-    assert arguments_as_trained(node, {}) == {"split_by": "number"}
     assert arguments_as_trained({**node, "split_by": "name"}, {}) == {}
     pictures = {"size": [3, 8, 6]}
     now = {"trained_on": {"classes": None, "pictures": pictures, "split_by": "name"}}
@@ -195,7 +194,7 @@ def test_the_split_of_a_checkpoint_from_before() -> None:
     deep = {"trained_on": {"pictures": {**pictures, "pixel_range": [0.0, 4095.0]}, "split_by": "name"}}
     assert arguments_as_trained({**node, "image_size": 4}, deep) == {"split_by": "name", "pixel_range": [0.0, 4095.0]}
     assert arguments_as_trained({**node, "image_size": 4, "pixel_range": [0, 9]}, deep) == {"split_by": "name"}
-    of_before = {"config": {"data": {"root": "./a"}}}
+    of_before = {"config": {"data": {"root": "./a"}}, "trained_on": {"split_by": "number"}}
     assert arguments_as_trained(node, None, [{}, {"config": {"data": {"root": "b"}}}]) == {}
     assert arguments_as_trained(node, None, [of_before]) == {"split_by": "number"}  # of a network that it starts from
     assert arguments_as_trained(node, now, [of_before]) == {"split_by": "name", "image_size": [8, 6]}

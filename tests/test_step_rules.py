@@ -393,7 +393,7 @@ def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
     assert max(float(row["weights_frozen"]) for row in rows) > 0
     assert max(float(row["weights_oscillating"]) for row in rows) > 0
     terminate(1, 3, parts, *words, "dampening=0.1")
-    program.train(config(*words, "dampening=0.1", f"run_dir={parts}", "ckpt_path=last"))
+    program.train(config(*words, "dampening=0.1", f"run_dir={parts}", "resume=auto"))
     assert same(last_state(whole), last_state(parts))
     program.train(config(*words, f"run_dir={plain}"))
     assert not same(last_state(whole), last_state(plain))

@@ -689,7 +689,7 @@ def test_short_numbers() -> None:
 
 def test_the_result_has_the_totals() -> None:
     table = mixed()
-    config = {"data": 1, "model": 2, "seed": 3, "run_dir": "4", "ckpt_path": None}
+    config = {"data": 1, "model": 2, "seed": 3, "run_dir": "4", "resume": None}
     about = about_run(config, "bnn()", table)
     assert about.items() >= table.totals().items()
     assert json.loads(json.dumps(about["parameters_by_bits"])) == about["parameters_by_bits"]

@@ -87,7 +87,7 @@ def test_two_processes_stop_together_and_resume_bit_for_bit(two: tuple[Path, str
     cut = tmp_path / "cut"
     run_until(signal.SIGTERM, 1, 4, cut, *TWO, *ON_CPU)
     assert place(cut / "checkpoints/last.ckpt") == (1, 5)
-    train_two(cut, "ckpt_path=last", "lean=exact")
+    train_two(cut, "resume=auto", "lean=exact")
     for name in ("metrics.csv", "diagnostics.csv"):
         assert (cut / name).read_text() == (two[0] / name).read_text()
 
@@ -154,7 +154,7 @@ def test_a_full_disk(free_kb: int, small_disk: Path) -> None:
     room = shutil.disk_usage(small_disk).free - free_kb * 1000
     (small_disk / "filler").write_bytes(b"x" * max(room, 0))
     with pytest.raises(OSError, match=r"is the disk full|No space left"):
-        program.train(config(*words, "ckpt_path=last"))
+        program.train(config(*words, "resume=auto"))
     assert load_checkpoint(last)["epoch"] == 0
     assert [path.name for path in last.parent.iterdir() if path.suffix == ".tmp"] == []
 

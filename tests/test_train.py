@@ -208,7 +208,7 @@ def test_a_stopped_run_resumes_bit_for_bit(whole: tuple[Path, Any], tmp_path: Pa
     program.train(config(*QUICK, f"run_dir={half}", stop(1)))
     assert load_checkpoint(half / "checkpoints/last.ckpt")["epoch"] == 1
     torch.rand(5)
-    resumed = program.train(config(*QUICK, f"run_dir={rest}", f"ckpt_path={half}/checkpoints/last.ckpt"))
+    resumed = program.train(config(*QUICK, f"run_dir={rest}", f"resume={half}"))
     assert same_files(folder, rest)
     for name in ("test_accuracy", "test_loss", "val_accuracy_best", "val_accuracy_final", "best_epoch", "epochs"):
         assert getattr(resumed, name) == getattr(result, name)
@@ -234,7 +234,7 @@ def test_a_terminated_run_goes_on_bit_for_bit(
     result = program.train(config(*words, f"run_dir={one}"))
     terminate(*stopped, cut, *words)
     assert place(cut / "checkpoints/last.ckpt") == saved
-    program.train(config(*words, f"run_dir={cut}", "ckpt_path=last"))
+    program.train(config(*words, f"run_dir={cut}", "resume=auto"))
     assert same_files(one, cut)
     flips = [float(row["flip_rate"]) > 0.9 for row in rows_of(cut / "diagnostics.csv")]
     assert all(flips) == ("scheme=identity" in words)
@@ -253,7 +253,7 @@ def test_a_killed_run_resumes_bit_for_bit(
     run_until(signal.SIGKILL, epoch, batch, killed, f"callbacks.checkpoints.every_steps={every or 'null'}")
     assert place(killed / "checkpoints/last.ckpt") == saved
     assert not (killed / "result.json").exists()
-    program.train(config(*QUICK, f"run_dir={killed}", "ckpt_path=last"))
+    program.train(config(*QUICK, f"run_dir={killed}", "resume=auto"))
     assert same_files(folder, killed)
 
 
@@ -372,22 +372,6 @@ def test_the_learning_rate_of_an_epoch_is_the_mean_of_its_steps(tmp_path: Path) 
     found = [float(row["lr"]) for row in rows_of(tmp_path / "metrics.csv")]
     steps = [0.01 * (1 + math.cos(math.pi * max(step - 1, 0) / 4)) / 2 for step in range(6)]  # one warms up
     assert found == pytest.approx([sum(steps[:3]) / 3, sum(steps[3:]) / 3], rel=1e-6)
-
-
-@pytest.mark.nightly
-def test_last_is_the_newest_run_of_the_same_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("qconv.training.run_folder.is_named", lambda cfg: False)  # those by date and time
-    one_epoch = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "ckpt_path=last")
-    for folder in ("1", "2"):
-        program.train(config(*one_epoch, f"run_dir=outputs/day/{folder}", f"seed={folder}"))
-        assert "ckpt_path=last: no such run yet, starting it" in capsys.readouterr().out
-    again = program.train(config(*one_epoch, "run_dir=outputs/day/3", "seed=1"))
-    told = "continuing from outputs/day/1/checkpoints/last.ckpt, of a run that has finished"
-    assert told in capsys.readouterr().out
-    assert again.about["resumed_from"] == "outputs/day/1/checkpoints/last.ckpt"
 
 
 def test_the_checkpoint_of_a_run_in_stages_is_quantized(tmp_path: Path) -> None:
@@ -522,9 +506,8 @@ EARLY = [  # before the run has a folder
     ("data.batch_size=0", "batch_size (=0) must be at least 1"),
     ("skip=[first,nonsense]", "nonsense"),
     ("first_last=w9", "first_last (='w9') must be one of 'float', 'w8', 'w8a8', or a qconv.Scheme"),
-    ("ckpt_path=none.ckpt", "checkpoint none.ckpt: there is no such file"),
     ("evaluate=none.ckpt", "checkpoint none.ckpt: there is no such file"),
-    ("ckpt_path=a.ckpt evaluate=b.ckpt", "evaluate (=b.ckpt) and ckpt_path (=a.ckpt) exclude each other"),
+    ("resume=auto evaluate=b.ckpt", "evaluate (=b.ckpt) and resume (=auto) exclude each other"),
     ("optimizer._target_=torch.optim.RMSprop", "write optimizer.optimizer.path=torch.optim.RMSprop"),
     ("shift_decay=-0.1", "shift_decay (=-0.1) must be at least 0 and finite"),
 ]
@@ -594,21 +577,17 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     error = fails(*QUICK, "scheme=bwn", f"evaluate={last}")
     assert f"checkpoint {last} was trained with scheme qconv.schemes.bnn(padding_value=0, stochastic=False)" in error
     asked = "qconv.schemes.bwn(detach_scale=False, center=False, paper_gradient=False, numel_gradient=False)"
-    assert f"but this run has {asked}: add scheme=bnn" in error
-    assert "add model.width=4" in fails(*QUICK, "model.width=8", f"ckpt_path={last}")
-    assert "add model=small_cnn model.width=4" in fails("model=resnet20", f"evaluate={last}")
-    assert "add optimizer.lr=0.0" in fails(*QUICK, "optimizer.lr=0.5", f"ckpt_path={last}")
-    assert "add grad_quantizer=none" in fails(*QUICK, "grad_quantizer=fp8", f"evaluate={last}")
-    error = fails(*QUICK, "callbacks=ema", f"ckpt_path={last}")
+    assert f"but this run has {asked}: qconv train resume={whole[0]} continues with the config of its run" in error
+    for word in ("model.width=8", "optimizer.lr=0.5", f"init_from={last}"):
+        group = word.partition("=")[0].partition(".")[0]
+        assert f"was trained with {group} " in fails(*QUICK, word, "resume=auto", f"run_dir={whole[0]}")
+    for words in (("model=resnet20",), (*QUICK, "grad_quantizer=fp8"), (*QUICK, "first_last=w8")):
+        assert f"was trained with {words[-1].partition('=')[0]} " in fails(*words, f"evaluate={last}")
+    error = fails(*QUICK, "callbacks=ema", "resume=auto", f"run_dir={whole[0]}")
     assert "was trained with callbacks.ema None, but this run has qconv.training.MovingAverage(decay=0.999)" in error
-    assert "add '~callbacks.ema'" in error
-    assert "add init_from=null" in fails(*QUICK, f"init_from={last}", f"ckpt_path={last}")
-    assert "add first_last=float" in fails(*QUICK, "first_last=w8", f"evaluate={last}")
-    assert "add trainer.max_epochs=4" in fails(*QUICK, "trainer.max_epochs=9", f"ckpt_path={last}")
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes(before[:-100])
-    for key in ("ckpt_path", "evaluate"):
-        assert f"checkpoint {cut}: cut off or no checkpoint" in fails(*QUICK, f"{key}={cut}")
+    assert f"checkpoint {cut}: cut off or no checkpoint" in fails(*QUICK, f"evaluate={cut}")
     assert last.read_bytes() == before
     assert not written(tmp_path / "run")
 

@@ -611,7 +611,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'whole'}"))
     run_until(signal.SIGKILL, 2, 7, tmp_path / "cut", *arguments)
     assert place(tmp_path / "cut/checkpoints/last.ckpt") == (2, 6)
-    program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'cut'}", "ckpt_path=last"))
+    program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'cut'}", "resume=auto"))
     whole, cut = (load_checkpoint(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "cut"))
     for state in ("state_dict", "current_model_state"):
         assert all(torch.equal(whole[state][name], cut[state][name]) for name in whole[state])
@@ -622,7 +622,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
 def test_the_average_of_other_precisions(tmp_path: Path) -> None:
     double = (*QUICK, *ITS, "trainer.max_epochs=2", "trainer.precision=64-true")
     program.train(config(*double, "+callbacks.stop={_target_:runs.StopAfter,epoch:0}", f"run_dir={tmp_path}"))
-    result = program.train(config(*double, f"run_dir={tmp_path}", "ckpt_path=last"))
+    result = program.train(config(*double, f"run_dir={tmp_path}", "resume=auto"))
     whole = program.train(config(*double, f"run_dir={tmp_path / 'whole'}"))
     assert (result.test_loss, result.val_accuracy_best) == (whole.test_loss, whole.val_accuracy_best)
     with pytest.raises(ValueError, match=r"precision \(=bf16-true\) keeps weights in 16 bits.*: take bf16-mixed"):

@@ -105,7 +105,7 @@ def test_they_are_refused_before_the_run_is_built(run: Any, tmp_path: Path) -> N
 
 def test_runs_resume_and_evaluate_with_other_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Gradients that are exact give the same run, whichever part of it is lean."""
-    half = f"ckpt_path={tmp_path}/half/checkpoints/last.ckpt"
+    half = f"resume={tmp_path}/half"
     results = []
     for name, words, said, mode in (
         ("whole", ("lean=false",), "lean: false, off", "off"),

@@ -7,11 +7,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, read_write
 
-from ..runs.run_files import KEPT, holds
+from ..runs.run_files import KEPT
 
 
 class KeepsFirstRun(Callback):
-    """Hydra callback that suppresses Hydra's files (`.hydra`) if `training.run_folder.check_free` will refuse the run.
+    """Hydra callback that suppresses Hydra's files (`.hydra`) in the folder of a run: it may refuse the new words.
 
     Hydra writes before the program can check the folder. In a sweep it announces the folders of the runs too late.
     """
@@ -26,8 +26,6 @@ class KeepsFirstRun(Callback):
             folder = Path(config.hydra.run.dir)
         finally:
             hydra.cfg = before
-        checkpoint = config.get("ckpt_path")
-        goes_on = checkpoint is not None and (checkpoint == "last" or holds(folder, Path(checkpoint)))
-        if config.get("evaluate") is None and not goes_on and any((folder / name).is_file() for name in KEPT):
+        if any((folder / name).is_file() for name in KEPT):
             with read_write(config.hydra):
                 config.hydra.output_subdir = None

@@ -11,8 +11,8 @@ WORD = "resume="
 
 
 def is_resumed(arguments: Sequence[str]) -> bool:
-    """Whether the arguments resume a run."""
-    return any(word.lstrip("+").startswith(WORD) for word in arguments)
+    """Whether the arguments resume a run by its own config; with ``resume=auto`` Hydra composes it."""
+    return any(word.lstrip("+").startswith(WORD) and word != f"{WORD}auto" for word in arguments)
 
 
 def config_of(arguments: Sequence[str]) -> DictConfig | None:

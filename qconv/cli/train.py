@@ -70,10 +70,8 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
     from ..training.report.result import objective
 
     quiet_lightning()
-    if cfg.evaluate is not None and cfg.ckpt_path is not None:
-        raise ValueError(
-            f"evaluate (={cfg.evaluate}) and ckpt_path (={cfg.ckpt_path}) exclude each other: test or resume"
-        )
+    if cfg.evaluate is not None and cfg.resume is not None:
+        raise ValueError(f"evaluate (={cfg.evaluate}) and resume (={cfg.resume}) exclude each other: test or resume")
     try:
         with lightning_errors():
             if cfg.evaluate is not None:

@@ -11,7 +11,7 @@ from .run_files import RESULT
 
 # Parts of a config that are about where and how a run is carried out, not about what is trained.
 APART = (
-    *("seed", "run_dir", "ckpt_path", "evaluate", "resume", "objective", "logger", "report"),
+    *("seed", "run_dir", "evaluate", "resume", "objective", "logger", "report"),
     *("data.root", "data.cache", "data.workers", "data.decode", "trainer.timeout_s", "trainer.enable_progress_bar"),
     *(f"callbacks.{name}" for name in ("progress", "finite_guard", "random_state", "history", "diagnostics")),
     *(f"callbacks.checkpoints.{name}" for name in ("_target_", "folder", "every_steps")),

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -61,13 +60,11 @@ def build(
     """
     seed_everything(cfg.seed, verbose=False)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    if HydraConfig.initialized():
-        config["choices"] = dict(HydraConfig.get().runtime.choices)  # for messages about a checkpoint that doesn't fit
-    data = made_data(cfg, checkpoint, f"checkpoint {cfg.ckpt_path if cfg.evaluate is None else cfg.evaluate}")
+    data = made_data(cfg, checkpoint, f"run {cfg.resume}" if cfg.evaluate is None else f"checkpoint {cfg.evaluate}")
     if names_of(data) is not None:
         note_splits(cfg, data)
     model, scheme = quantized_model(cfg, data)
-    if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
+    if cfg.init_from is not None and cfg.resume is None and cfg.evaluate is None:
         told = load_weights(model, cfg.init_from)
         if told:
             rank_zero_only(show_note)(f"init_from={cfg.init_from}: {told}")
@@ -110,7 +107,7 @@ def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str
 def networks_before(cfg: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the checkpoints of networks that a new run starts or learns from, and the words that name them."""
     for key, path in (("init_from", cfg.init_from), (TEACHER, cfg.loss.get("weights"))):
-        if path is not None and cfg.ckpt_path is None and cfg.evaluate is None:
+        if path is not None and cfg.resume is None and cfg.evaluate is None:
             yield f"{key}={path}", checkpoint_of_run(path)
 
 

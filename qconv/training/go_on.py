@@ -24,7 +24,6 @@ from .stored_config import stored_config
 from .trained_on import class_of
 from .trainer import make_trainer
 
-KEY = "resume"
 LEARNING_RATE = "learning rate"
 FACTORS = ("devices", "num_nodes")
 OF_STEPS = ("accumulate_grad_batches", "limit_train_batches")
@@ -51,9 +50,9 @@ def config_to_go_on(folder: str, words: Sequence[str], configs: Path) -> DictCon
     last = Path(folder) / LAST
     if not last.is_file():
         raise RunFolderError(
-            f"{KEY} (={folder}): it has no {LAST}, because the run was stopped before the first one: start it again"
+            f"resume (={folder}): it has no {LAST}, the run was stopped before the first: start it anew"
         )
-    cfg.resume, cfg.ckpt_path = folder, str(last)
+    cfg.resume = folder
     return cfg
 
 

@@ -5,7 +5,7 @@ The stored config is compared with the requested one, and then the tensors.
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,63 +17,37 @@ from ..runs.run_files import LAST
 from .checkpoint_io import CheckpointError
 from .classifier import Classifier
 
-ABSENT = "(nothing)"
 # Where the images lie, who reads them, and how many at once; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "decode", "download", "train", "val", "test", "index", "batch_size")
 
 
-def check_checkpoint(path: str, checkpoint: dict[str, Any], classifier: Classifier, groups: tuple[str, ...]) -> None:
+def check_checkpoint(path: Path, checkpoint: dict[str, Any], classifier: Classifier, groups: tuple[str, ...]) -> None:
     """Raise a CheckpointError unless it is one of this network and its config agrees in `groups`."""
     check_config(path, checkpoint, classifier.config or {}, groups)
     check_tensors(path, checkpoint, classifier.state_dict())
 
 
-def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
-    """Raise unless the config of the checkpoint's run agrees with `config` in `groups`.
+def check_config(path: Path, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
+    """Raise a CheckpointError unless the config of the checkpoint's run agrees with `config` in `groups`.
 
-    With `resume=`, the images may lie elsewhere: the user has said so.
-
-    Raises:
-        CheckpointError: the message has both configs, the words to add, and the words that accept the difference.
+    The images may lie elsewhere.
     """
     stored = checkpoint.get("config")
     if not isinstance(stored, dict):
         raise CheckpointError(f"checkpoint {path}: not written by qconv train (it has no 'config')")
-    goes_on = config.get("resume") is not None
-    differing = {
-        group: (stored.get(group), config.get(group))
-        for group in groups
-        if stored.get(group) != config.get(group)
-        and not (goes_on and same_pictures(group, stored.get(group), config.get(group)))
-    }
-    if differing:
-        group, (value, asked) = next(iter(differing.items()))
-        add = shlex.join(remedy(group, value, asked, stored.get("choices", {}).get(group)))
-        raise CheckpointError(
-            f"checkpoint {path} was trained with {group} {call(value)}, but this run has {call(asked)}: add "
-            f"{add}{in_spite_of(path, differing)}"
-        )
+    for group in groups:
+        before, now = stored.get(group), config.get(group)
+        if before != now and not same_pictures(group, before, now):
+            words = f"was trained with {group} {call(before)}, but this run has {call(now)}"
+            raise CheckpointError(f"checkpoint {path} {words}: {as_it_was(path)}")
 
 
-def in_spite_of(path: str, differing: Mapping[str, tuple[Any, Any]]) -> str:
-    """Return the words that resume the run with the difference, after a comma; "" if these would be refused, too.
-
-    Args:
-        path: the checkpoint.
-        differing: the stored and the requested node, by the group of the config.
-    """
-    folder = Path(path).parents[1] if Path(path).parts[-2:] == LAST.parts else None
-    if folder is None or not all(may_change(group, *nodes) for group, nodes in differing.items()):
-        return ""
-    words = (word for group, (stored, asked) in differing.items() for word in remedy(group, asked, stored))
-    return f", or accept this difference by {shlex.join([f'resume={folder}', *words])}"
-
-
-def may_change(group: str, stored: Any, asked: Any) -> bool:
-    """Whether `resume=` takes the difference as the user's word."""
-    if group == "trainer":
-        return asked.get("max_epochs", 0) >= stored.get("max_epochs", 0)
-    return same_pictures(group, stored, asked)
+def as_it_was(path: Path) -> str:
+    """Say how to resume or test a checkpoint with the config of its run."""
+    if path.parts[-2:-1] != LAST.parts[:1]:
+        return "give the arguments of its run"
+    folder = shlex.quote(str(path.parents[1]))
+    return f"qconv train resume={folder} continues with the config of its run, qconv evaluate {folder} tests it"
 
 
 def same_pictures(group: str, stored: Any, asked: Any) -> bool:
@@ -81,7 +55,7 @@ def same_pictures(group: str, stored: Any, asked: Any) -> bool:
     return group == "data" and all(stored.get(k) == asked.get(k) for k in {*stored, *asked} - {*PLACES})
 
 
-def check_tensors(path: str, checkpoint: dict[str, Any], state_dict: Mapping[str, Tensor]) -> None:
+def check_tensors(path: Path, checkpoint: dict[str, Any], state_dict: Mapping[str, Tensor]) -> None:
     """Raise unless the checkpoint has exactly the tensors of `state_dict`, in their shapes.
 
     Raises:
@@ -104,28 +78,6 @@ def call(node: Any) -> str:
         f"{k}={call(v)}" for k, v in node.items() if k not in ("_target_", "_partial_") and v is not None
     )
     return f"{node['_target_']}({arguments})"
-
-
-def remedy(group: str, stored: Any, asked: Any, choice: str | None = None) -> Iterator[str]:
-    """Yield command-line words that turn `asked` into `stored`.
-
-    `choice` is the name of the chosen config; if unknown, configs are named after the functions they call.
-    """
-    if stored == {}:
-        yield f"{group}=none"
-        return
-    if not isinstance(stored, dict) or not isinstance(asked, dict) or "_target_" not in stored:
-        yield f"{group}={override(stored)}"
-        return
-    if stored["_target_"] != asked.get("_target_"):
-        yield f"{group}={choice or stored['_target_'].rpartition('.')[2].lower()}"
-        plain = {k: v for k, v in stored.items() if not k.startswith("_") and not isinstance(v, dict)}
-        yield from (f"{group}.{k}={override(v)}" for k, v in plain.items())
-        return
-    for key in dict.fromkeys([*stored, *asked]):
-        if stored.get(key, ABSENT) != asked.get(key, ABSENT):
-            add = "" if key in asked else "++"  # Hydra takes other words for a key that is there already
-            yield f"{add}{group}.{key}={override(stored[key])}" if key in stored else f"~{group}.{key}"
 
 
 def override(value: Any) -> str:

@@ -16,7 +16,7 @@ from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ..loop.optimizer_step import is_final
-from ..runs.run_files import EVALUATION, RESULT
+from ..runs.run_files import EVALUATION, LAST, RESULT
 from .assemble import build, find, started
 from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.finite_guard import FiniteGuard
@@ -24,14 +24,14 @@ from .callbacks.history import History
 from .callbacks.test_predictions import TestPredictions
 from .checkpoint_io import load_checkpoint
 from .classifier import EVALUATION_FIGURES, Classifier
-from .go_on import KEY, changes
+from .go_on import changes
 from .leanness import check_lean, make_lean, mode_of
 from .norm_estimates import batch_norms_kept, keep_batch_norm, reestimate_batch_norm
 from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
 from .resume import check_checkpoint
-from .run_folder import NETWORK, RUN, check_free, claimed, find_last, is_first_process
+from .run_folder import AUTO, NETWORK, RUN, check_free, claimed, is_first_process, run_to_resume
 from .same_callbacks import check_callbacks
 from .shipping import note_shipped, ship
 from .trained_on import are_others, count_before, count_of
@@ -41,19 +41,17 @@ LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken
 
 
 def train(cfg: DictConfig) -> Result:
-    """Train as `cfg` says, resume if it has a `ckpt_path`, and test the checkpoint of the best validation accuracy.
+    """Train as `cfg` says, from the last checkpoint of `cfg.resume`, and test that of the best validation accuracy.
 
     Raises:
         RunFolderError: the run's folder holds another run, or another process is writing to it.
     """
-    go_on = cfg.ckpt_path == "last"
+    go_on = cfg.resume == AUTO
     if go_on:
-        cfg.ckpt_path = find_last(cfg)
+        cfg.resume = run_to_resume(cfg)
     if type(cfg.trainer.max_epochs) is not int or cfg.trainer.max_epochs < 1:
         raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be a whole number of at least 1")
     check_lean(cfg.lean)
-    if cfg.resume is not None and cfg.ckpt_path is None:
-        raise ValueError(f"{KEY} (={cfg[KEY]}) must be given on the command line, of a run that is no sweep")
     if is_first_process():
         check_free(cfg, go_on=go_on)  # and again under the lock: building the run can take minutes
     data, classifier, about = built(cfg)
@@ -63,7 +61,7 @@ def train(cfg: DictConfig) -> Result:
 
 def built(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
     """Return the parts of a run as `build`, which fit its checkpoint, if it goes on from one."""
-    checkpoint = None if cfg.ckpt_path is None else load_checkpoint(cfg.ckpt_path)
+    checkpoint = None if cfg.resume is None else load_checkpoint(Path(cfg.resume) / LAST)
     data, classifier, about = build(cfg, checkpoint)
     check_objective(cfg.objective, about)
     if checkpoint is not None:
@@ -73,17 +71,16 @@ def built(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
 
 def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Classifier) -> None:
     """Raise unless the run can go on from its checkpoint; say what is changed by the user's word."""
-    goes_on = cfg.resume is not None
-    groups = tuple(group for group in RUN if not (goes_on and group == "trainer"))
-    check_checkpoint(cfg.ckpt_path, checkpoint, classifier, groups)
-    check_callbacks(cfg.ckpt_path, checkpoint, classifier.config or {})
+    path = Path(cfg.resume) / LAST
+    check_checkpoint(path, checkpoint, classifier, tuple(group for group in RUN if group != "trainer"))
+    check_callbacks(path, checkpoint, classifier.config or {})
     if cfg.trainer.max_epochs <= checkpoint["epoch"]:
         raise ValueError(
             f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least {checkpoint['epoch'] + 1}, the epochs "
-            f"that the run of {cfg.ckpt_path} has begun"
+            f"that the run of {path} has begun"
         )
-    if goes_on and is_first_process():
-        show_note(f"{KEY}={cfg[KEY]}: continuing from epoch {checkpoint['epoch']}")
+    if is_first_process():
+        show_note(f"resume={cfg.resume}: going on from epoch {checkpoint['epoch']}")
         for line in changes(checkpoint, classifier):
             show_note(line)
 
@@ -112,7 +109,8 @@ def fit_and_test(
         show_note(f"lean: {word}")
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
     with interruptions_named(trainer), batch_norms_kept(classifier.model):
-        trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
+        path = None if cfg.resume is None else Path(cfg.resume) / LAST
+        trainer.fit(classifier, datamodule=data, ckpt_path=path, weights_only=True)
     if checkpoints.best_epoch is None:  # a file may be there, of another run
         raise ValueError(
             f"trainer: no epoch was validated, so there is no best checkpoint to test; {where_to_go_on(trainer)}"
@@ -219,7 +217,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
         check_free(cfg, go_on=False)
     checkpoint = load_checkpoint(cfg.evaluate)
     data, classifier, about = build(cfg, checkpoint)
-    check_checkpoint(cfg.evaluate, checkpoint, classifier, NETWORK)
+    check_checkpoint(Path(cfg.evaluate), checkpoint, classifier, NETWORK)
     with claimed(cfg), started(cfg) as (trainer, _):
         trainer.precision_plugin.convert_module(classifier)  # before its weights, which would be rounded to float32
         classifier.load_state_dict(checkpoint["state_dict"])

@@ -1,14 +1,12 @@
-"""The folder of a run: finding the one meant by `ckpt_path=last`; ensuring that it holds one run and has one writer."""
+"""The folder of a run: ensuring that it holds one run and has one writer; what `resume=auto` finds in it."""
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -40,49 +38,19 @@ RUN = (
     "weight_init",
     "reestimate_bn",
 )
-BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # how Hydra names a folder, also in a sweep
-NAMING = ("hydra.run.dir=", "hydra.run=", "hydra.sweep.dir=", "hydra.sweep.subdir=", "hydra.sweep=")
+AUTO = "auto"
 
 
 class RunFolderError(ValueError):
     """A folder that holds another run, or to which another process is writing."""
 
 
-def find_last(cfg: DictConfig) -> str | None:
-    """Return the `last.ckpt` in the run's folder.
-
-    If the user has not named the folder, it is new: return the `last.ckpt` of the newest run with this configuration
-    below the usual folders.
-    """
-    own = Path(cfg.run_dir)
-    checkpoints = [own / LAST] if (own / LAST).is_file() else []
-    if not checkpoints and not is_named(cfg):
-        asked = OmegaConf.to_container(cfg, resolve=True)
-        others = [path for pattern in ("outputs/*/*", "multirun/*/*/*") for path in Path().glob(pattern)]
-        checkpoints = [
-            folder / LAST for folder in others if (folder / LAST).is_file() and same_run(folder / CONFIG, asked)
-        ]
-        checkpoints.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    words = "no such run yet, starting it"
-    if checkpoints:
-        finished = (checkpoints[0].parents[1] / RESULT).is_file()
-        words = f"continuing from {checkpoints[0]}" + (", of a run that has finished" if finished else "")
-    rank_zero_only(show_note)(f"ckpt_path=last: {words}")
-    return str(checkpoints[0]) if checkpoints else None
-
-
-def is_named(cfg: DictConfig) -> bool:
-    """Whether the user has named the run's folder, on the command line or in a config; else Hydra does, by the time."""
-    if not HydraConfig.initialized():
-        return True
-    hydra = HydraConfig.get()
-    folder = Path(hydra.runtime.output_dir)
-    if Path(cfg.run_dir).resolve() != folder.resolve() or not BY_TIME.search(folder.as_posix()):
-        return True
-    words = [word.lstrip("+") for word in hydra.overrides.hydra]
-    # Lightning tells the processes that it starts the folder of the first one.
-    told = any(word.startswith("hydra.job.name=train_ddp_process_") for word in words)
-    return sum(word.startswith(NAMING) for word in words) > told
+def run_to_resume(cfg: DictConfig) -> str | None:
+    """Return the folder of the run if it has a `last.ckpt` to go on from: the meaning of `resume=auto`."""
+    goes_on = (Path(cfg.run_dir) / LAST).is_file()
+    if not goes_on:
+        rank_zero_only(show_note)(f"resume={AUTO}: no {LAST} in {cfg.run_dir}, starting a new run")
+    return str(cfg.run_dir) if goes_on else None
 
 
 def same_run(path: Path, asked: Any) -> bool:
@@ -99,16 +67,16 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
     """Raise a RunFolderError if the run or evaluation would overwrite another one in its folder.
 
     Args:
-        cfg: config of the run; its `ckpt_path` is a file or None.
-        go_on: whether to continue an interrupted run, if it has a checkpoint (`ckpt_path=last`).
+        cfg: config of the run; its `resume` is a folder or None.
+        go_on: whether to continue an interrupted run, if it has a checkpoint (`resume=auto`).
     """
     folder = Path(cfg.run_dir)
     kept = [str(name) for name in KEPT if (folder / name).is_file()]
     if not kept:
         return
     evaluated: str | None = cfg.evaluate
-    checkpoint: str | None = cfg.ckpt_path if evaluated is None else evaluated
-    if checkpoint is not None and holds(folder, Path(checkpoint)):
+    resumed = cfg.resume is not None and Path(cfg.resume).resolve() == folder.resolve()
+    if resumed if evaluated is None else holds(folder, Path(evaluated)):
         return
     if evaluated is not None:
         if kept == [EVALUATION] and _checkpoint_of(folder / EVALUATION) == Path(evaluated).resolve():
@@ -117,8 +85,8 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
     # Killed between the first best.ckpt and the first last.ckpt: it starts anew.
     if go_on and RESULT not in kept and same_run(folder / CONFIG, OmegaConf.to_container(cfg, resolve=True)):
         return
-    more = "continue it with ckpt_path=last, or " if str(LAST) in kept and checkpoint is None else ""
-    raise RunFolderError(f"run_dir (={folder}) already holds a run ({kept[0]}): {more}{OTHER}")
+    more = f"go on with it by resume={folder}, or " if str(LAST) in kept else ""
+    raise RunFolderError(f"run_dir (={folder}) holds a run already ({kept[0]}): {more}{OTHER}")
 
 
 OTHER = "name another folder; in a sweep, one for each run, such as 'run_dir=runs/a/${hydra:job.num}'"

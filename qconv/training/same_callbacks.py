@@ -1,8 +1,8 @@
 """Refuses to resume a run with other callbacks than the checkpoint's, if results depend on them."""
 
 import inspect
-import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
@@ -10,18 +10,18 @@ from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveragi
 from .callbacks.checkpoints import Checkpoints
 from .callbacks.ewgs_delta import EWGSDelta
 from .checkpoint_io import CheckpointError
-from .resume import call, override, remedy
+from .resume import as_it_was, call
 from .trained_on import class_of
 
 
-def check_callbacks(path: str, checkpoint: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def check_callbacks(path: Path, checkpoint: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise unless both runs average the weights alike, measure EWGS's delta alike, and mean the same by "best".
 
     With averaging, the file's state dict holds the averages instead of the trained weights. A best score is useless for
     another figure.
 
     Raises:
-        CheckpointError: the message has both callbacks, and the words to add.
+        CheckpointError: the message has both callbacks.
     """
     stored, asked = deciding(checkpoint["config"]), deciding(config)
     for kind in dict.fromkeys([*stored, *asked]):
@@ -29,9 +29,8 @@ def check_callbacks(path: str, checkpoint: Mapping[str, Any], config: Mapping[st
         if before != now:
             (before_key, before_node), (key, node) = (_found(each, kind) for each in (checkpoint["config"], config))
             group = f"callbacks.{before_key if now is None else key}"
-            add = shlex.join(_words(group, before_node, before, node, now))
             words = f"was trained with {group} {call(before_node)}, but this run has {call(node)}"
-            raise CheckpointError(f"checkpoint {path} {words}: add {add}")
+            raise CheckpointError(f"checkpoint {path} {words}: {as_it_was(path)}")
 
 
 def deciding(config: Mapping[str, Any]) -> dict[type, dict[str, Any]]:
@@ -54,14 +53,3 @@ def _arguments(kind: type, node: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
     given = {name: value for name, value in {**defaults, **node}.items() if not name.startswith("_")}
     return {"monitor": given["monitor"]} if issubclass(kind, Checkpoints) else given
-
-
-def _words(group: str, before_node: Any, before: Any, node: Any, now: Any) -> Iterator[str]:
-    """Yield the words that turn the requested callback, if any, into the callback of the checkpoint's run."""
-    if before is None:
-        yield f"~{group}"
-    elif now is None:
-        yield f"++{group}={override(before_node)}"
-    else:
-        differing = {name: value for name, value in before.items() if now.get(name) != value}
-        yield from remedy(group, {**node, **differing}, node)

@@ -19,7 +19,7 @@ from ..ground.files import DamagedFileError
 from ..runs.run_files import CONFIG
 from .report.screen import show_note
 
-CHOICES = {"ckpt_path": None, "evaluate": None, "resume": None}
+CHOICES = {"evaluate": None, "resume": None}
 MACHINE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "timeout_s")
 """The keys that ``trainer=OPTION`` sets for an existing run: where it runs, not how it trains."""
 
