@@ -173,7 +173,7 @@ RULES = {"step_rules": [{"_target_": "qconv.optim.OvSW"}], "data": {"progressive
     ("scheme", "schedule", "last", "options", "says"),
     [
         (schemes.bnn(), schedules.constant, 5, {}, "No schedule depends on it"),
-        (schemes.bnn(), schedules.cosine, 0, {}, "the learning rate follows 9 epochs, so far 6"),
+        (schemes.bnn(), schedules.cosine, 0, {}, "the learning rate follows 9 epochs instead of 6"),
         (schemes.irnet(), schedules.constant, 5, {}, "the quantizers' schedules follow 9 epochs"),
         (schemes.irnet(), schedules.constant, 0, {}, "No schedule depends on it"),  # all start at 0
         (schemes.irnet(), schedules.linear, 5, {}, "the learning rate and the quantizers' schedules follow 9"),
@@ -200,10 +200,10 @@ def described(batch: int = 8, **options: Any) -> dict[str, Any]:
 
 
 def test_what_batches_depend_on() -> None:
-    others = "Optimizer steps are of other images from here on."
-    as_many = "Steps are of as many images, batch norm sees those of one process."
-    rounded = "Sums may be rounded otherwise from here on."
-    another = "The run is another one from here on."
+    others = "From here on, optimizer steps use other images."
+    as_many = "Steps use as many images as before; batch norm sees the images of one process."
+    rounded = "From here on, floating-point rounding may differ."
+    another = "From here on, the run differs."
     defaults = {"sync_batchnorm": False, "accumulate_grad_batches": 1, "devices": 1, "num_nodes": 1}
     rows: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         ({"devices": 1, "batch": 256}, {"devices": 2, "batch": 128}, [f"trainer.devices: 1 → 2. {as_many}",
@@ -217,7 +217,7 @@ def test_what_batches_depend_on() -> None:
         ({}, {"gradient_clip_val": 1.0}, [f"trainer.gradient_clip_val: None → 1.0. {another}"]),
         ({}, {"sync_batchnorm": True}, [f"trainer.sync_batchnorm: None → True. {another}"]),
         ({}, {"check_val_every_n_epoch": 2}, [f"trainer.check_val_every_n_epoch: None → 2. {another}"]),
-        ({"timeout_s": 9}, {}, ["trainer.timeout_s: 9 → None. The numbers stay the same."]),
+        ({"timeout_s": 9}, {}, ["trainer.timeout_s: 9 → None. The results stay the same."]),
         ({}, defaults, []),
     ]  # fmt: skip
     for before, now, said in rows:
@@ -382,7 +382,7 @@ def test_more_epochs_follow_the_longer_schedule(schedule: str, place: tuple[int,
 def test_another_number_of_steps_in_an_epoch_is_refused(place: tuple[int, int], tmp_path: Path) -> None:
     rates = Rates(place, tmp_path / "a.ckpt")
     fitted(rates, schedules.constant)
-    with pytest.raises(ValueError, match=r"an epoch has 4 optimizer steps now, 7 so far: go on with as many, by data"):
+    with pytest.raises(ValueError, match=r"an epoch has 4 optimizer steps now, and 7 so far: resume with as many, by data"):
         fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt", accumulate_grad_batches=2)
     fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt")
 
@@ -399,7 +399,7 @@ def test_schedules_that_keep_their_length(tmp_path: Path) -> None:
 
     rates = Rates((1, BATCHES - 1), tmp_path / "a.ckpt")
     fitted(rates, warm)
-    with pytest.raises(ValueError, match=r"has 56 optimizer steps now, 28 so far: scheduler \(SequentialLR\) can't"):
+    with pytest.raises(ValueError, match=r"has 56 optimizer steps now, and 28 so far, which scheduler \(SequentialLR\) can't"):
         fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
     fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt")
     fitted(rates, exponential)
@@ -423,7 +423,7 @@ def test_a_run_that_goes_on_with_other_batches(tmp_path: Path) -> None:
         program.train(config(*words, cut, f"run_dir={tmp_path}"))
     cfg = stored_config(tmp_path, ("+trainer.accumulate_grad_batches=2", "~callbacks.send"), configs())
     cfg.resume = str(tmp_path)
-    with pytest.raises(ValueError, match="an epoch has 10 optimizer steps now, 19 so far"):
+    with pytest.raises(ValueError, match="an epoch has 10 optimizer steps now, and 19 so far"):
         program.train(cfg)
 
 

@@ -273,7 +273,7 @@ def test_a_signal_ends_the_program_with_its_code(
         line(*ONE, send(number, 0, 3), f"run_dir={tmp_path / 'run'}")
     assert exit.value.code == 128 + number
     said = capsys.readouterr().err
-    assert said.lstrip("\n") == f"stopped by {name}; resume={tmp_path / 'run'} goes on from the last checkpoint\n"
+    assert said.lstrip("\n") == f"stopped by {name}; resume={tmp_path / 'run'} continues from the last checkpoint\n"
     assert said.startswith("\n") == (name == "Ctrl-C")  # which a terminal shows as ^C
     assert signal.getsignal(number) == before
     signal.signal(signal.SIGINT, inherited)
@@ -513,15 +513,15 @@ EARLY = [  # before the run has a folder
 ]
 LATE = [
     ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be a whole number of at least 1"),
-    ("scheme=inq trainer.max_epochs=3", "max_epochs (=3) must be at least 4: the last stage begins at 0.75"),
+    ("scheme=inq trainer.max_epochs=3", "max_epochs (=3) must be at least 4: the last stage begins at a progress of 0.75"),
     ("+trainer.check_val_every_n_epoch=9", "check_val_every_n_epoch (=9) of max_epochs (=1)"),
     ("trainer.max_epochs=3 +trainer.check_val_every_n_epoch=2", "check_val_every_n_epoch (=2) must divide"),
     ("+trainer.val_check_interval=0.5", f"trainer.val_check_interval (=0.5): {BETWEEN}"),
     ("+trainer.val_check_interval=1", f"trainer.val_check_interval (=1): {BETWEEN}"),
     ("+trainer.callbacks=[]", "trainer.callbacks must not be given: callbacks.NAME._target_= adds"),
     ("+trainer.logger=false", "trainer.logger must not be given: logger= adds to those of the run"),
-    ("+trainer.max_steps=3", "max_steps (=3) must not be given: schedules of quantizers count epochs"),
-    ("+trainer.max_time=00:00:01:00", "max_time must not be given: training would end before the schedules"),
+    ("+trainer.max_steps=3", "max_steps (=3) must not be given: quantizers' schedules count epochs"),
+    ("+trainer.max_time=00:00:01:00", "max_time must not be given: training would end before the quantizers"),
     ("+trainer.limit_val_batches=0", "trainer: no epoch would be validated with limit_val_batches (=0)"),
     ("+trainer.limit_test_batches=0", "trainer.limit_test_batches (=0) must be above 0"),
     ("+trainer.accumulate_grad_batches=0", "accumulate_grad_batches (=0) must be a whole number of at least 1"),
