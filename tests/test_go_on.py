@@ -382,7 +382,7 @@ def test_more_epochs_follow_the_longer_schedule(schedule: str, place: tuple[int,
 def test_another_number_of_steps_in_an_epoch_is_refused(place: tuple[int, int], tmp_path: Path) -> None:
     rates = Rates(place, tmp_path / "a.ckpt")
     fitted(rates, schedules.constant)
-    with pytest.raises(ValueError, match=r"an epoch has 4 optimizer steps now, and 7 so far: resume with as many, by data"):
+    with pytest.raises(ValueError, match=r"an epoch has 4 optimizer steps now, and 7 so far: resume with as many"):
         fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt", accumulate_grad_batches=2)
     fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt")
 
@@ -399,7 +399,7 @@ def test_schedules_that_keep_their_length(tmp_path: Path) -> None:
 
     rates = Rates((1, BATCHES - 1), tmp_path / "a.ckpt")
     fitted(rates, warm)
-    with pytest.raises(ValueError, match=r"has 56 optimizer steps now, and 28 so far, which scheduler \(SequentialLR\) can't"):
+    with pytest.raises(ValueError, match=r"has 56 optimizer steps now, and 28 so far, which .*\(SequentialLR\) can't"):
         fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
     fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt")
     fitted(rates, exponential)

@@ -174,7 +174,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     },
     "text": (lambda path: path.write_text("hello " * 100), rf"{CUT} \(600 bytes"),
     "without directory": (without_directory, ""),
-    "a module": (lambda path: torch.save(torch.nn.Linear(2, 2), path), "not loaded, because it holds more than tensors and plain values"),
+    "a module": (
+        lambda path: torch.save(torch.nn.Linear(2, 2), path),
+        "not loaded, because it holds more than tensors and plain values",
+    ),
     "others' keys": (lambda path: torch.save({"weights": 1}, path), "not written by qconv train"),
 }
 

@@ -78,6 +78,14 @@ def lightning_errors() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
+MEANT = {
+    "ckpt_path": "resume=RUN continues a run, and resume=auto the one in run_dir if there is one",
+    "epochs": "did you mean trainer.max_epochs?",
+    "batch": "did you mean data.batch_size?",
+}
+"""Keys that other programs have, and what to write instead."""
+
+
 def must_be_given(key: str, parent: object) -> str:
     """Return the message for a key without its required value.
 
@@ -129,7 +137,9 @@ def _unknown_key(error: BaseException) -> str | None:
     below = whole[1].removeprefix(key) if whole is not None and whole[1].startswith(f"{key}.") else ""
     known = [str(each) for each in node if each != "hydra" and not str(each).startswith("_")]
     near = difflib.get_close_matches(name, known, n=1) or _below(node, name)
-    if near:
+    if not parents and name in MEANT:
+        hint = MEANT[name]
+    elif near:
         hint = f"did you mean {'.'.join([*parents, *near])}{below}?"
     elif others := [scheme for scheme, defaults in scheme_defaults() if place == "scheme" and name in defaults]:
         hint = f"these schemes have one: {', '.join(others)} (scheme={others[0]} {key}=…)"
