@@ -325,7 +325,7 @@ def test_parents_that_are_not_traced(kind: type[nn.Module], scheme: Scheme) -> N
 
 
 def without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("qconv.inference.freeze"), "find_sample", lambda network: None)
+    monkeypatch.setattr(importlib.import_module("qconv.inference.build"), "find_sample", lambda network: None)
 
 
 @pytest.mark.parametrize("kind", [CallsBeside, Indexes, Iterates, ReadsWeight, LooksForAttributes, SetsAttribute])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import qconv
 from qconv import quantizers, schemes
 from qconv.inference import freeze
-from qconv.inference.freeze import build
+from qconv.inference.build import build
 from qconv.inference.frozen_layers import Encode, IntegerConv2d
 from qconv.kernels.window import Window
 from qconv.models import resnet20

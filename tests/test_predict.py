@@ -223,12 +223,12 @@ def test_a_model_is_verified(picture: Path, tmp_path: Path, capsys: pytest.Captu
 def test_a_model_that_differs(
     picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(model: torch.nn.Module) -> FrozenModel:
+    def wrong(model: torch.nn.Module, *_: object) -> FrozenModel:
         frozen = freeze(model)
         next(each for each in frozen.modules() if isinstance(each, BinaryConv2d)).tap_sums.add_(1)
         return frozen
 
-    monkeypatch.setattr(sys.modules["qconv.inference.verify"], "freeze", wrong)
+    monkeypatch.setattr(sys.modules["qconv.inference.verify"], "build", wrong)
     packed(tmp_path / "model")
     assert main(["verify", str(tmp_path / "model"), str(picture)]) == 1
     assert "not equal: 'blocks.1.conv' is the first layer that differs" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Integer inference: operators, and the models that run on them."""
 
-from .freeze import FrozenModel as FrozenModel, freeze as freeze
+from .build import FrozenModel as FrozenModel
+from .freeze import freeze as freeze
 from .layer_check import LayerCheck as LayerCheck
 from .parts import ReadBeside as ReadBeside
 from .rewrite import Frozen as Frozen

@@ -15,8 +15,8 @@ from ..kernels.bits import unpack_signs
 from ..layers import QConv1d, QConv2d, QConv3d, QLinear
 from ..quantizers.base import Codes, Quantizer
 from .adapters import Distance
+from .build import FrozenModel
 from .float_error import SURE, TINY, Rounded, difference
-from .freeze import FrozenModel
 from .frozen_layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from .rewrite import Frozen, distance_name
 from .rounding_rules import COARSE, UNIT, product_error

@@ -17,9 +17,9 @@ from ..layers.copies import copied
 from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model
+from .build import FrozenModel, build
 from .defaults import of_shipping
 from .float_error import SURE, TINY, difference
-from .freeze import FrozenModel, freeze
 from .layer_check import LayerCheck, LayerPair
 from .own_run import Guided, calls_and_output
 from .rewrite import Frozen
@@ -145,7 +145,7 @@ def verify(
     """
     model = lean(copied(inner_model(model)).eval().cpu(), False)
     if not isinstance(frozen, FrozenModel):
-        frozen = freeze(load_packed(frozen, to_float(copy.deepcopy(model))))
+        frozen = build(load_packed(frozen, to_float(copy.deepcopy(model))), 0.0, None)
     elif any(tensor.device.type != "cpu" for tensor in (*frozen.parameters(), *frozen.buffers())):
         frozen = copy.deepcopy(frozen).cpu()
     pairs = _pairs(model, frozen)

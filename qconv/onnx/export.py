@@ -16,9 +16,9 @@ from .. import layers
 from ..ground.extras import needed
 from ..ground.files import atomic_file
 from ..inference import FrozenModel
+from ..inference.build import build
 from ..inference.defaults import of_shipping
 from ..inference.fixed_weight import FixedWeight
-from ..inference.freeze import build
 from ..inference.frozen_layers import IntegerConv2d, IntegerLayer, OffsetBinaryConv2d
 from ..inference.one_magnitude import SignConv2d
 from ..inference.parts import find, name_in_model
