@@ -21,6 +21,7 @@ import qconv
 from qconv import quantizers, schemes
 from qconv.inference import FrozenModel, freeze, verify
 from qconv.inference.adapters import Distance
+from qconv.inference.arithmetic import arithmetic
 from qconv.inference.boundaries import as_rounding, staircase
 from qconv.inference.fixed_weight import FixedWeight
 from qconv.inference.frozen_layers import IntegerConv2d, IntegerLayer
@@ -827,3 +828,12 @@ def test_scales_of_another_shape_stay_float() -> None:
     frozen = freeze(model)
     assert frozen.layers[0].reason == "its weight has scales (1, 8, 1, 1), not one for each filter"
     torch.testing.assert_close(frozen(x := torch.randn(2, 8, 6, 6)), model(x))
+
+
+def test_a_layer_with_a_forward_of_its_own_computes_on_floats() -> None:
+    class Doubled(qconv.QConv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    kinds = [arithmetic(kind(4, 8, 3, scheme=schemes.bnn()))[:2] for kind in (qconv.QConv2d, Doubled)]
+    assert kinds == [("binary", ""), ("float", "Doubled has a forward of its own")]

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -573,5 +574,18 @@ def test_wrong_input(input: Tensor, error: type[Exception], message: str) -> Non
 
 
 def test_every_float_type_has_its_layer() -> None:
-    assert len(QUANTIZED) == 7
     assert all(issubclass(ours, theirs) and issubclass(ours, QuantizedLayer) for theirs, ours in QUANTIZED.items())
+    assert {twin for twin, _, _ in LAYERS.values()} == QUANTIZED.keys(), "name a new one here and in qconv/layers"
+    assert {kind.__name__ for kind in QUANTIZED.values()} <= {*dir(qconv)}, "name them in qconv/__init__.py"
+
+
+@EVERY
+def test_a_frozen_layer_and_its_file_are_the_layer(twin: Any, arguments: Any, shape: Any, tmp_path: Path) -> None:
+    layer, input, file = QUANTIZED[twin](4, 8, **arguments, scheme=schemes.bnn()), torch.randn(shape), tmp_path / "file"
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)  # what starts at 0 would not be missed
+    model = nn.Sequential(layer).eval()
+    expected = model(input)
+    torch.testing.assert_close(qconv.freeze(model)(input), expected)
+    qconv.save_packed(model, file)
+    assert qconv.load_packed(file, nn.Sequential(twin(4, 8, **arguments)))(input).equal(expected)

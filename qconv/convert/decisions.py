@@ -9,16 +9,7 @@ from torch import nn
 
 from .. import layers
 from ..ground.table import Column, cost_text, lines, most_costly, name_of_repeats, repeats
-from ..layers import (
-    QConv1d,
-    QConv2d,
-    QConv3d,
-    QConvTranspose1d,
-    QConvTranspose2d,
-    QConvTranspose3d,
-    QLinear,
-    QuantizedLayer,
-)
+from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward, parent_of, run
 from ..layers.computed import base_of, computed_by, why_not_computed
 from ..layers.naming import name_of
@@ -32,10 +23,12 @@ from .tied import check_fits, check_tied, tied_parameters
 
 QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
     layer.float_type: layer
-    for layer in (QConv1d, QConv2d, QConv3d, QConvTranspose1d, QConvTranspose2d, QConvTranspose3d, QLinear)
+    for layer in vars(layers).values()
+    if isinstance(layer, type) and issubclass(layer, QuantizedLayer) and "float_type" in vars(layer)
 }
-"""The quantized layer of each layer of `torch.nn`. Their subclasses may compute anything, so they are left alone,
-except those of timm, see `qconv.layers.OF_TIMM`, and those in the argument ``subclasses`` of `convert`."""
+"""The quantized layer of each layer of `torch.nn`: those that `qconv.layers` imports. Their subclasses may compute
+anything, so they are left alone, except those of timm, see `qconv.layers.OF_TIMM`, and those in the argument
+``subclasses`` of `convert`."""
 
 Kinds = Mapping[type[nn.Module], type[QuantizedLayer]]
 SUBCLASS = "a subclass of "

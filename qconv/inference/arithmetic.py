@@ -48,6 +48,8 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         return Arithmetic("float", "its input is not quantized")
     if not isinstance(layer, QConv2d | QLinear):
         return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
+    if type(layer).forward not in (QConv2d.forward, QLinear.forward):
+        return Arithmetic("float", f"{type(layer).__name__} has a forward of its own")
     if isinstance(layer, SamePadded) and layer.same_pad:
         return Arithmetic("float", "its padding depends on the size of its input")
     quantizer = layer.input_quantizer

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .. import layers
+from ..convert.decisions import QUANTIZED
 from ..convert.replacements import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
 from ..layers.adopt import adopt
@@ -28,7 +29,7 @@ from .fixed import FixedCodes
 from .tensors import joined
 from .weight import Entry, describe_weight, entry
 
-CLASSES = ("QConv1d", "QConv2d", "QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QLinear")
+CLASSES = tuple(layer.__name__ for layer in QUANTIZED.values())
 DEFORMABLE = ("QDeformConv2d", "QDeformConv2dPack")
 KNOWN = CLASSES + DEFORMABLE + layers.OF_TIMM
 
