@@ -1,7 +1,7 @@
 """Every quantizer's forward and gradients, written a second time: numpy in float64, loops, nothing of qconv or torch.
 
-And the table of all methods. A new method needs its definition and its row in `QUANTIZERS` and `SCHEMES` here, and
-nothing in any other test: every test that runs over all methods has it by that.
+And the table of all methods. A new method needs its definition and its row in `QUANTIZERS` and `SCHEMES` here, a new
+surrogate in `SURROGATES`, and nothing in any other test: every test that runs over all methods has it by that.
 
 A definition takes values (those of weights as rows, one for each filter), the gradient of the quantized values, the
 learned tensors, and the arguments of the quantizer by their names, with their defaults. Where its signature names them,

@@ -167,6 +167,7 @@ SECTIONS = {
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "identity"])
 def test_every_method_has_a_section(name: str) -> None:
+    assert name in SECTIONS, f"docs/methods has no section whose first line is `{name}()` · bits · paper"
     section = SECTIONS[name]
     assert f"(../figures/{name}.svg)" in section
     assert name == "staged" or "$$" in section
@@ -180,9 +181,9 @@ def test_every_layer_and_model_has_a_row() -> None:
     layers, models = ((ROOT / "docs" / f"{page}.md").read_text() for page in ("layers", "models"))
     for layer in [name for name in dir(qconv) if isinstance(getattr(qconv, name), type)]:
         if issubclass(getattr(qconv, layer), qconv.QuantizedLayer) and layer != "QuantizedLayer":
-            assert f"`{layer}`" in layers
+            assert f"`{layer}`" in layers, f"docs/layers.md has no row of {layer}"
     for model in (path.stem for path in (ROOT / "configs" / "model").glob("*.yaml")):
-        assert f"`{model}`" in models
+        assert f"`{model}`" in models, f"docs/models.md has no row of {model}"
 
 
 # Figures
@@ -209,7 +210,8 @@ def far_apart(one: Tensor, other: Tensor) -> float:
 @pytest.mark.nightly
 def test_the_figures_are_what_the_methods_do() -> None:
     made = dict(figures())
-    assert made.keys() == {path.stem for path in FOLDER.glob("*.svg")}
+    differ = made.keys() ^ {path.stem for path in FOLDER.glob("*.svg")}
+    assert not differ, "docs/figures lacks these, or has them without a method: run python -m docs_build.figures NAME"
     for name, svg in made.items():
         now, committed = drawn(svg), drawn((FOLDER / f"{name}.svg").read_text())
         assert now.keys() == committed.keys(), f"{name}.svg is out of date: run python -m docs_build.figures {name}"
@@ -226,7 +228,9 @@ def test_the_reference_has_every_public_name() -> None:
         if inspect.isfunction(value) or inspect.isclass(value):
             room = value.__module__.rpartition(".")[0]
             places = f"qconv.{name}", f"{room}.{name}", f"{value.__module__}.{name}", value.__module__
-            assert any(f"::: {place}\n" in text for place in places), name
+            assert any(f"::: {place}\n" in text for place in places), f"no page of docs/api has {value.__module__}"
+    for path in (ROOT / "qconv" / "methods").glob("[!_]*.py"):
+        assert f"::: qconv.methods.{path.stem}\n" in text, f"docs/api/methods.md has no entry of {path.stem}"
 
 
 def test_the_page_of_recipes_is_that_of_their_files() -> None:

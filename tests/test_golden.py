@@ -177,5 +177,5 @@ def test_stochastic_rounding_of_shift_and_sign(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_method_is_left_out() -> None:
-    assert KINDS.keys() == golden.QUANTIZERS.keys()
-    assert SURROGATES.keys() == golden.SURROGATES.keys()
+    assert KINDS.keys() == golden.QUANTIZERS.keys(), "tests/golden.py: QUANTIZERS has a row of each"
+    assert SURROGATES.keys() == golden.SURROGATES.keys(), "tests/golden.py: SURROGATES has a row of each"
