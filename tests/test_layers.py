@@ -416,7 +416,7 @@ def test_functional_call(method: Scheme) -> None:
 def test_a_range_is_not_lost_with_the_parameters_of_a_call() -> None:
     layer = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq(4, 4))
     with pytest.raises(
-        RuntimeError, match=r"QConv2d.* runs with other tensors .*, call qconv.calibrate\(model, batches\)"
+        RuntimeError, match=r"QConv2d.* runs with other tensors .*: call qconv.calibrate\(model, batches\)"
     ):
         functional_call(layer, {name: p.clone() for name, p in layer.named_parameters()}, (torch.randn(2, 3, 5, 5),))
     assert not layer.input_quantizer.calibrated
