@@ -19,7 +19,7 @@ EXAMPLES = (
     ("model=resnet20 optimizer.lr=0.005", "another network, another learning rate"),
     ("'skip=[first,last,fc]' seed=2", "which layers stay float"),
     ("scheme=lsq first_last=w8a8", "8 bits for the first and the last layer"),
-    ("8-bit gradients", "gradients of 8 bits"),
+    ("scheme=dorefa grad_quantizer=int8", "gradients of 8 bits"),
     ("'overrides={blocks.1.*:{_target_:qconv.schemes.bwn}}'", "another scheme for some layers"),
     ("experiment=digits_resnet20_bwn", "a whole recipe"),
     ("data=image_folder data.root=pictures", "your own images, a folder for each class"),
