@@ -331,7 +331,7 @@ def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
         (
             {"choices": [replace(each, name="mine") for each in CHOICES]},
             ValueError,
-            "'mine' must be the name of one sch",
+            "'mine' is the name of several schemes",
         ),
         ({"choices": ["lsq"]}, TypeError, r"choices: 'lsq' must be a scheme"),
         ({"measure": "trace"}, ValueError, r"measure \(='trace'\) must be 'hessian' or 'measured'"),
@@ -339,12 +339,12 @@ def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
         (
             {"choices": [CHOICES[2], STAGED]},
             ValueError,
-            r"'0' .*two_stage.* changes in the course .* of its last stage",
+            r"'0' .*two_stage.* changes during training.* of its last stage",
         ),
         ({"choices": [schemes.inq(2)]}, ValueError, r"choices: .*inq.* changes during training"),
         ({"overrides": {"3": None}}, ValueError, "overrides must not be given: assign_bits chooses them"),
         ({"skip": (".*",)}, ValueError, "has nothing left to convert"),
-        ({"model": qconv.convert(network(), CHOICES[1])}, ValueError, "is converted already: give the float one"),
+        ({"model": qconv.convert(network(), CHOICES[1])}, ValueError, "is already converted: pass the float model"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -468,7 +468,7 @@ def test_pixels_and_labels_that_are_no_classes() -> None:
     found = qconv.sensitivity(model, [(images, torch.rand(4, 1))], scheme=schemes.lsq(2, 2))
     assert found.loss is None
     assert all(cost > 0 for cost in found.costs.values())
-    with pytest.raises(ValueError, match=r"outputs \(of shape \(4, 1\)\) tell no classes apart"):
+    with pytest.raises(ValueError, match=r"outputs \(of shape \(4, 1\)\) have no classes to compare"):
         qconv.assign_bits(model, images, choices=[schemes.lsq(2, 2), schemes.lsq(8, 8)], max_bytes=10**6, skip=())
 
 
@@ -571,7 +571,7 @@ def test_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("scheme", "data", "error", "message"),
     [
-        (None, 0, ValueError, r"is float: give scheme="),
+        (None, 0, ValueError, r"is float: pass scheme="),
         ("converted", 0, ValueError, "is converted already: leave scheme out"),
         (schemes.two_stage(schemes.lsq(4, 4)), 0, ValueError, r"scheme: layer .*two_stage.* changes in the course of"),
         (schemes.bwn(), 1, TypeError, "labels go with a tensor"),

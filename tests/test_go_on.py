@@ -130,7 +130,7 @@ def test_a_run_that_was_ended_early_has_finished(told: Callable[..., str]) -> No
     stop = "{_target_:pytorch_lightning.callbacks.EarlyStopping,monitor:val_accuracy,mode:max,patience:PATIENCE}"
     never = f"+callbacks.stop={stop.replace('PATIENCE', '9')}"
     told(*TWO[:2], "trainer.max_epochs=1", never, "report=false", "run_dir=other")
-    assert "continuing from epoch 0" in told("resume=other", "trainer.max_epochs=2")
+    assert "going on from epoch 0" in told("resume=other", "trainer.max_epochs=2")
     at_once = f"+callbacks.stop={stop.replace('PATIENCE', '0').replace('mode:max', 'mode:min')}"
     told(*TWO[:2], "trainer.max_epochs=6", at_once, "optimizer.lr=0.01", "report=false", "run_dir=run")
     done = json.loads(Path("run/result.json").read_text())["epochs"]
@@ -139,7 +139,7 @@ def test_a_run_that_was_ended_early_has_finished(told: Callable[..., str]) -> No
     words = f"has finished, {ended}; to continue, add ~callbacks.stop"
     assert words in told("resume=run")
     assert words in told("resume=run", "trainer.max_epochs=7")
-    assert f"continuing from epoch {done - 1}" in told("resume=run", "~callbacks.stop")
+    assert f"going on from epoch {done - 1}" in told("resume=run", "~callbacks.stop")
     assert "has finished its 6 epochs" in told("resume=run")
 
 

@@ -12,7 +12,8 @@ WORD = "resume="
 
 def is_resumed(arguments: Sequence[str]) -> bool:
     """Whether the arguments resume a run by its own config; with ``resume=auto`` Hydra composes it."""
-    return any(word.lstrip("+").startswith(WORD) and word != f"{WORD}auto" for word in arguments)
+    named = (word.lstrip("+").removeprefix(WORD) for word in arguments if word.lstrip("+").startswith(WORD))
+    return any(name.strip("\"'") != "auto" for name in named)
 
 
 def config_of(arguments: Sequence[str]) -> DictConfig | None:
