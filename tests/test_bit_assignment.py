@@ -359,7 +359,7 @@ def test_inference_mode_and_several_processes_are_refused(monkeypatch: pytest.Mo
             call()
         with monkeypatch.context() as patch:
             patch.setattr("qconv.ground.processes.process_count", lambda: 2)
-            with pytest.raises(RuntimeError, match=f"{name} works in one process, here are 2"):
+            with pytest.raises(RuntimeError, match=f"{name} works in one process, but there are 2"):
                 call()
 
 
