@@ -156,6 +156,15 @@ def test_deformable_layers(layer: str, tmp_path: Path) -> None:
     assert torch.equal(loaded(input, *extra), made(input, *extra))
 
 
+@pytest.mark.parametrize("padding_value", [1, -1])
+def test_padding_comes_back(padding_value: int, tmp_path: Path) -> None:
+    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=schemes.bnn(), padding_value=padding_value).eval()
+    qconv.save_packed(layer, tmp_path / "model")
+    loaded: Any = qconv.load_packed(tmp_path / "model", nn.Conv2d(3, 4, 3, padding=1))
+    input = torch.randn(2, 3, 5, 5)
+    assert torch.equal(loaded(input), layer(input))
+
+
 def test_a_network_needs_nothing_but_its_file(tmp_path: Path) -> None:
     pictures = torch.randn(2, 3, 32, 32)
     bireal = {"shortcut": "per_conv", "activation": {"_target_": "torch.nn.Hardtanh", "_partial_": True}}
