@@ -573,7 +573,7 @@ def test_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         (None, 0, ValueError, r"is float: pass scheme="),
         ("converted", 0, ValueError, "is converted already: leave scheme out"),
-        (schemes.two_stage(schemes.lsq(4, 4)), 0, ValueError, r"scheme: layer .*two_stage.* changes in the course of"),
+        (schemes.two_stage(schemes.lsq(4, 4)), 0, ValueError, r"scheme: layer .*two_stage.* changes during training"),
         (schemes.bwn(), 1, TypeError, "labels go with a tensor"),
     ],
 )

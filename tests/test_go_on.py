@@ -465,6 +465,10 @@ def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
             program.train(config(*ONE, f"run_dir={run}", *more))
     with pytest.raises(ValueError, match=r"was trained with data .*seed=1.* this run has .*seed=2"):
         program.train(config(*ONE, f"run_dir={run}", "resume=auto", "seed=2"))
+    with pytest.raises(RunFolderError, match=r"resume=auto needs the folder of the run: add run_dir=FOLDER"):
+        program.train(config(*ONE, "run_dir=outputs/2026-01-31/12-00-00", "resume=auto"))
+    with pytest.raises(ValueError, match=r"checkpoints.folder \(=.*elsewhere\) must be .*new/checkpoints, from which"):
+        program.train(config(*ONE, f"run_dir={run.parent / 'new'}", "callbacks.checkpoints.folder=elsewhere"))
     with pytest.raises(RunFolderError, match=r"of another checkpoint than elsewhere/best.ckpt"):
         program.evaluate(config(*ONE, f"run_dir={run}", "evaluate=elsewhere/best.ckpt"))
     assert content(run) == before

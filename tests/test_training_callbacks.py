@@ -625,5 +625,5 @@ def test_the_average_of_other_precisions(tmp_path: Path) -> None:
     result = program.train(config(*double, f"run_dir={tmp_path}", "resume=auto"))
     whole = program.train(config(*double, f"run_dir={tmp_path / 'whole'}"))
     assert (result.test_loss, result.val_accuracy_best) == (whole.test_loss, whole.val_accuracy_best)
-    with pytest.raises(ValueError, match=r"precision \(=bf16-true\) keeps weights in 16 bits.*: take bf16-mixed"):
+    with pytest.raises(ValueError, match=r"precision \(=bf16-true\) keeps weights in 16 bits.*: use bf16-mixed"):
         program.train(config(*QUICK, *ITS, "trainer.precision=bf16-true", f"run_dir={tmp_path / '16'}"))

@@ -166,7 +166,7 @@ class EpochLoader(ABC):
         if (resumed := self.resumed) is not None and resumed["epoch"] == self.sampler.epoch:
             self.given, self.resumed = resumed["batch"], None
             now = self.cut()
-            before = {name: resumed[name] for name in now}
+            before = {name: resumed.get(name, value) for name, value in now.items()}
             if before != now and self.given >= before["batches"]:  # it had ended
                 self.given = len(self)
             elif before != now and self.given > 0:

@@ -47,7 +47,10 @@ def as_it_was(path: Path) -> str:
     if path.parts[-2:-1] != LAST.parts[:1]:
         return "give the arguments of its run"
     folder = shlex.quote(str(path.parents[1]))
-    return f"qconv train resume={folder} continues with the config of its run, qconv evaluate {folder} tests it"
+    return (
+        f"qconv train resume={folder} continues with the config of its run, qconv evaluate {folder} tests it, and "
+        "another run_dir= starts a new run"
+    )
 
 
 def same_pictures(group: str, stored: Any, asked: Any) -> bool:

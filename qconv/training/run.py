@@ -108,6 +108,11 @@ def fit_and_test(
     if trainer.is_global_zero:
         show_note(f"lean: {word}")
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
+    if checkpoints.last != Path(cfg.run_dir) / LAST:
+        raise ValueError(
+            f"callbacks.checkpoints.folder (={checkpoints.folder}) must be {(Path(cfg.run_dir) / LAST).parent}, from "
+            "which resume= continues: choose the folder of the run by run_dir="
+        )
     with interruptions_named(trainer), batch_norms_kept(classifier.model):
         path = None if cfg.resume is None else Path(cfg.resume) / LAST
         trainer.fit(classifier, datamodule=data, ckpt_path=path, weights_only=True)

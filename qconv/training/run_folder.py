@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +41,7 @@ RUN = (
     "reestimate_bn",
 )
 AUTO = "auto"
+BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # how Hydra names a folder, also in a sweep
 
 
 class RunFolderError(ValueError):
@@ -46,8 +49,14 @@ class RunFolderError(ValueError):
 
 
 def run_to_resume(cfg: DictConfig) -> str | None:
-    """Return the folder of the run if it has a `last.ckpt` to go on from: the meaning of `resume=auto`."""
+    """Return the folder of the run if it has a `last.ckpt` to go on from: the meaning of `resume=auto`.
+
+    Raises:
+        RunFolderError: the folder is named after the time, so the same command would never find it again.
+    """
     goes_on = (Path(cfg.run_dir) / LAST).is_file()
+    if not goes_on and BY_TIME.search(str(cfg.run_dir)):
+        raise RunFolderError(f"resume={AUTO} needs the folder of the run: add run_dir=FOLDER")
     if not goes_on:
         rank_zero_only(show_note)(f"resume={AUTO}: no {LAST} in {cfg.run_dir}, starting a new run")
     return str(cfg.run_dir) if goes_on else None
@@ -85,7 +94,7 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
     # Killed between the first best.ckpt and the first last.ckpt: it starts anew.
     if go_on and RESULT not in kept and same_run(folder / CONFIG, OmegaConf.to_container(cfg, resolve=True)):
         return
-    more = f"go on with it by resume={folder}, or " if str(LAST) in kept else ""
+    more = f"go on with it by resume={shlex.quote(str(folder))}, or " if str(LAST) in kept else ""
     raise RunFolderError(f"run_dir (={folder}) holds a run already ({kept[0]}): {more}{OTHER}")
 
 
