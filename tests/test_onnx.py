@@ -775,7 +775,7 @@ OF_ONE_SIZE: dict[str, tuple[Any, str]] = {
     ),
     "constant": (
         lambda: OfItsSize(lambda net, x, _: x + x.new_ones(6, 8)),
-        "OfItsSize\\) takes no images of another size than 6x8: with 12x24, its forward says: The size of tensor a",
+        "OfItsSize\\) takes no images of another size than 6x8: with 12x24, its forward raises: The size of tensor a",
     ),
     "branch": (
         lambda: OfItsSize(lambda net, x, _: x * (2 if x.shape[3] > 8 else 1)),

@@ -154,7 +154,7 @@ class EpochLoader(ABC):
 
     def cut(self) -> dict[str, int]:
         """What decides which images a batch has, besides the order."""
-        return {"batches": len(self), "images": self.sampler.size}
+        return {"batches": len(self), "pictures": self.sampler.size}
 
     def __iter__(self) -> Iterator[Any]:
         """Go through the epoch, or once through the rest of the one that was interrupted.
@@ -171,9 +171,10 @@ class EpochLoader(ABC):
                 self.given = len(self)
             elif before != now and self.given > 0:
                 name = next(name for name in now if before[name] != now[name])
+                counted = "images" if name == "pictures" else name
                 raise ValueError(
                     f"epoch {self.sampler.epoch} was interrupted after {self.given} of {before['batches']} batches, "
-                    f"with {before[name]} {name} in all, and has {now[name]} now: resume with the same "
+                    f"with {before[name]} {counted} in all, and has {now[name]} now: resume with the same "
                     "number (set by the data, or by data.batch_size times the number of processes)"
                 )
         for batch in self.batches(self.given):
