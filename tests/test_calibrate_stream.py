@@ -316,7 +316,7 @@ def test_statistics_that_may_be_trained_are_named() -> None:
     nn.init.constant_(model[0].weight, 0.5)
     torch.optim.swa_utils.update_bn([images] * 20, model)
     qconv.convert(model, schemes.minmax(8, 8), skip=("0",)).eval()
-    with pytest.warns(UserWarning, match=r"batch norm '1' has seen only 20 batches"):
+    with pytest.warns(UserWarning, match=r"batch norm has seen only few batches: '1' \(20 with momentum 0.1\)"):
         qconv.calibrate(model, [4 * images])
     model[1].num_batches_tracked.fill_(10**9)
     qconv.calibrate(model, [4 * images])

@@ -457,7 +457,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
     before = content(run)
     for more, hint in (
-        ((), r"holds a run already \(checkpoints/last.ckpt\): go on with it by resume=.*/a, or name another folder"),
+        ((), r"holds a run already \(checkpoints/last.ckpt\): continue it by resume=.*/a, or name another folder"),
         (("seed=2",), "holds a run already"),
         ((f"resume={run.parent / 'b'}",), "holds a run already"),
     ):

@@ -24,9 +24,9 @@ EXAMPLES = (
     ("experiment=digits_resnet20_bwn", "a whole recipe"),
     ("data=image_folder data.root=pictures", "your own images, a folder for each class"),
     ("-m scheme=identity,bwn,bnn seed=1,2,3", "a sweep, with a table at its end"),
-    ("resume=outputs/…", "go on with the run in this folder"),
+    ("resume=outputs/…", "continue the run in this folder"),
     ("resume=outputs/… trainer.max_epochs=40", "and for more epochs"),
-    ("resume=auto run_dir=runs/a scheme=lsq", "go on with the run in this folder if there is one, or start it"),
+    ("resume=auto run_dir=runs/a scheme=lsq", "continue the run in this folder if there is one, or start it"),
     ("evaluate=outputs/…/checkpoints/best.ckpt", "test this checkpoint; simpler: qconv evaluate RUN"),
 )
 FLAGS = (

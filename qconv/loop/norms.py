@@ -32,11 +32,10 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     }
     norms = [*named]
     if doubtful := [norm for norm in norms if not norm.training and not is_initial(norm)]:
-        names, norm = ", ".join(f"'{named[norm]}'" for norm in doubtful), doubtful[0]
-        batches = int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0
+        told = (f"'{named[n]}' ({int(n.num_batches_tracked or 0)} with momentum {n.momentum})" for n in doubtful)
         warnings.warn(
-            f"batch norm {names} has seen only {batches} batches (momentum {norm.momentum}), so each batch is "
-            "normalized with its own statistics, as in training. If the running statistics are valid, as after "
+            f"batch norm has seen only few batches: {', '.join(told)}. So each batch is normalized with its own "
+            "statistics, as in training. If the running statistics are valid, as after "
             "update_bn, call norm.num_batches_tracked.fill_(10**9) first",
             stacklevel=3,
         )

@@ -50,7 +50,7 @@ def config_to_go_on(folder: str, words: Sequence[str], configs: Path) -> DictCon
     last = Path(folder) / LAST
     if not last.is_file():
         raise RunFolderError(
-            f"resume (={folder}): it has no {LAST}, the run was stopped before the first: start it anew"
+            f"resume (={folder}): it has no {LAST}, because the run stopped before its first one: start it again"
         )
     cfg.resume = folder
     return cfg

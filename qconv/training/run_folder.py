@@ -49,7 +49,7 @@ class RunFolderError(ValueError):
 
 
 def run_to_resume(cfg: DictConfig) -> str | None:
-    """Return the folder of the run if it has a `last.ckpt` to go on from: the meaning of `resume=auto`.
+    """Return the folder of the run if it has a `last.ckpt`: the meaning of `resume=auto`.
 
     Raises:
         RunFolderError: the folder is named after the time, so the same command would never find it again.
@@ -91,10 +91,10 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
         if kept == [EVALUATION] and _checkpoint_of(folder / EVALUATION) == Path(evaluated).resolve():
             return
         raise RunFolderError(f"run_dir (={folder}) has {kept[0]} of another checkpoint than {evaluated}: {OTHER}")
-    # Killed between the first best.ckpt and the first last.ckpt: it starts anew.
+    # Killed between the first best.ckpt and the first last.ckpt: it starts again.
     if go_on and RESULT not in kept and same_run(folder / CONFIG, OmegaConf.to_container(cfg, resolve=True)):
         return
-    more = f"go on with it by resume={shlex.quote(str(folder))}, or " if str(LAST) in kept else ""
+    more = f"continue it by resume={shlex.quote(str(folder))}, or " if str(LAST) in kept else ""
     raise RunFolderError(f"run_dir (={folder}) holds a run already ({kept[0]}): {more}{OTHER}")
 
 
