@@ -40,6 +40,3 @@ static inline Conv conv_of(void *const a[ADDRESSES], const int64_t n[NUMBERS]) {
 
 /* Returns 0, or 1 where there was not enough memory. Fewer than `grain` rows of the output are not shared out. */
 int convolve(Conv *conv, int64_t grain, ParallelFor parallel_for);
-
-/* Bits of the instruction sets that this machine has. */
-int64_t instruction_sets(void);

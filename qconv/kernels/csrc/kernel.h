@@ -7,6 +7,9 @@
 
 enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, NEON = 3 };
 
+/* Bits of the instruction sets that this machine has. */
+int64_t instruction_sets(void);
+
 /* torch's `torch_parallel_for`, of its stable C ABI: calls `rows` for parts of begin to end on several threads. */
 typedef int32_t (*ParallelFor)(int64_t begin, int64_t end, int64_t grain, void (*rows)(int64_t, int64_t, void *),
                                void *given);

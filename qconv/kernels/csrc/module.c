@@ -8,6 +8,7 @@
 #include "look_up.h"
 #include "norm.h"
 #include "pack_weight.h"
+#include "plan.h"
 #include "rprelu.h"
 #include "slopes.h"
 
@@ -76,6 +77,85 @@ FUNCTION(sign_grad_input, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, 0, LookUp, loo
 FUNCTION(sign_grad_weight, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, 0, LookUp, look_up_of(a, n),
          look_up_grad_weight(&call, n[LOOK_UP_NUMBERS], parallel_for), "tables")
 
+/* ---- programs of frozen networks ---- */
+/* plan_open(address, count, height, width, isa) -> handle */
+static PyObject *call_plan_open(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    void *a[1];
+    int64_t n[4];
+    char error[PLAN_MESSAGE];
+    Plan *plan;
+    (void)module;
+    if (!read_call("plan_open", arguments, count, 1, 4, 0, a, n, NULL)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    plan = plan_open(a[0], (size_t)n[0], n[1], n[2], (int)n[3], error);
+    Py_END_ALLOW_THREADS
+    if (plan != NULL) return PyLong_FromVoidPtr(plan);
+    return error[0] ? PyErr_Format(PyExc_ValueError, "%s", error) : PyErr_NoMemory();
+}
+
+/* plan_close(handle) */
+static PyObject *call_plan_close(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    void *a[1];
+    (void)module;
+    if (!read_call("plan_close", arguments, count, 1, 0, 0, a, NULL, NULL)) return NULL;
+    plan_close(a[0]);
+    Py_RETURN_NONE;
+}
+
+/* plan_sizes(handle) -> tuple of numbers, see plan.h */
+static PyObject *call_plan_sizes(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    void *a[1];
+    (void)module;
+    if (!read_call("plan_sizes", arguments, count, 1, 0, 0, a, NULL, NULL)) return NULL;
+    const int64_t room = plan_sizes(a[0], NULL, 0);
+    int64_t *sizes = malloc((size_t)room * sizeof *sizes);
+    if (sizes == NULL) return PyErr_NoMemory();
+    plan_sizes(a[0], sizes, room);
+    PyObject *tuple = PyTuple_New(room);
+    for (Py_ssize_t i = 0; i < room && tuple != NULL; i++) {
+        PyObject *number = PyLong_FromLongLong(sizes[i]);
+        if (number == NULL) Py_CLEAR(tuple);
+        else PyTuple_SetItem(tuple, i, number);
+    }
+    free(sizes);
+    return tuple;
+}
+
+/* plan_run(handle, input, 4 strides in floats, n, threads, output, ...): addresses but for the numbers */
+static PyObject *call_plan_run(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    enum { FIRST = 8 };
+    void *a[2];
+    int64_t n[6];
+    int failed;
+    (void)module;
+    if (!read_call("plan_run", arguments, count < FIRST ? count : FIRST, 2, 6, 0, a, n, NULL)) return NULL;
+    const int64_t outputs = (plan_sizes(a[0], NULL, 0) - PLAN_FIRST_OUTPUT) / 3;
+    if (count - FIRST != outputs)
+        return PyErr_Format(PyExc_TypeError, "plan_run() takes %lld outputs, not %zd", (long long)outputs, count - FIRST);
+    float **output = malloc((size_t)outputs * sizeof *output);
+    if (output == NULL) return PyErr_NoMemory();
+    for (int64_t k = 0; k < outputs; k++) output[k] = PyLong_AsVoidPtr(arguments[FIRST + k]);
+    if (PyErr_Occurred() == NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        failed = plan_run(a[0], a[1], n, n[4], (int)n[5], output);
+        Py_END_ALLOW_THREADS
+        if (failed) PyErr_NoMemory();
+    }
+    free(output);
+    if (PyErr_Occurred() != NULL) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* plan_dump(handle, input, out, 4 strides in floats, op, room) -> bytes of the op's outputs */
+static PyObject *call_plan_dump(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    void *a[3];
+    int64_t n[6];
+    (void)module;
+    if (!read_call("plan_dump", arguments, count, 3, 6, 0, a, n, NULL)) return NULL;
+    const int64_t bytes = plan_dump(a[0], a[1], n, (int)n[4], a[2], n[5]);
+    return bytes < 0 ? PyErr_NoMemory() : PyLong_FromLongLong(bytes);
+}
+
 static int fill(PyObject *module) {
     parallel_for = torch_parallel_for();
     return PyModule_AddIntConstant(module, "instruction_sets", (long)instruction_sets());
@@ -89,6 +169,11 @@ static PyMethodDef methods[] = {
     METHOD(norm_backward),
     METHOD(pass_over),
     METHOD(pack_weight),
+    METHOD(plan_close),
+    METHOD(plan_dump),
+    METHOD(plan_open),
+    METHOD(plan_run),
+    METHOD(plan_sizes),
     METHOD(rprelu),
     METHOD(sign_conv2d),
     METHOD(sign_grad_input),

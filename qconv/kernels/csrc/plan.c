@@ -1,0 +1,263 @@
+/* Opening, buffers, and the order of work.
+ *
+ * Two ways to share a call among threads. Few images: all threads take parts of one op after the other. Many images: each
+ * thread takes groups of images and runs the whole program on them alone; early ops image by image, so that values stay
+ * in its cache, late ops (`late`) on the whole group, so that large weights are read once.
+ */
+#include "plan_steps.h"
+#include "plan_threads.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+/* ---- opening ---- */
+void *plan_keep(Plan *plan, int64_t bytes) {
+    if (plan->kept_count == plan->kept_room) {
+        const int64_t room = 2 * plan->kept_room + 64;
+        void **kept = realloc(plan->kept, (size_t)room * sizeof *kept);
+        plan->failed |= kept == NULL;
+        if (kept == NULL) return NULL;
+        plan->kept = kept, plan->kept_room = room;
+    }
+    const size_t size = (size_t)round_up(bytes + 64, 64); /* kernels may read on to the end of a vector */
+    void *p = aligned_alloc(64, size);
+    plan->failed |= p == NULL;
+    if (p == NULL) return NULL;
+    plan->kept[plan->kept_count++] = memset(p, 0, size);
+    plan->packed_bytes += bytes;
+    return p;
+}
+
+#if defined(__x86_64__)
+static int has_vnni(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
+}
+static int has_dots(void) { return __builtin_cpu_supports("avx512vnni"); }
+#else
+static int has_vnni(void) { return 0; }
+static int has_dots(void) { return 0; }
+#endif
+
+/* The kernels for `isa`; returns 0 if this machine does not have it. */
+static int choose_kernels(Plan *plan, int isa) {
+    const int64_t sets = instruction_sets();
+    if (isa == PLAN_BEST) isa = sets >> AVX512 & 1 ? AVX512 : sets >> AVX2 & 1 ? AVX2 : PORTABLE;
+    if (isa < 0 || isa > NEON || !(sets >> isa & 1)) return 0;
+    if (isa == AVX512 && !has_dots()) isa = AVX2;
+    if (isa == NEON) isa = PORTABLE;
+    plan->isa = isa;
+    plan->has_vnni = has_vnni();
+    plan->part = portable_part;
+#if defined(__x86_64__)
+    if (isa == AVX2) plan->part = avx2_part;
+    if (isa == AVX512) plan->part = avx512_part;
+#endif
+    return 1;
+}
+
+static int open_program(Plan *plan, const void *bytes, size_t count, int64_t height, int64_t width, char error[PLAN_MESSAGE]) {
+    Program *program = &plan->program;
+    if (!program_read(program, bytes, count, height, width, error) || !plan_place_values(plan, error)) return 0;
+    plan->packed_bytes = 0;
+    plan->steps = plan_keep(plan, program->head.ops * (int64_t)sizeof *plan->steps);
+    plan->output_of = plan_keep(plan, 4 * (int64_t)program->head.ops);
+    int outputs = 0;
+    for (int i = 0; i < program->head.ops && !plan->failed; i++) {
+        if (program->ops[i].kind == OUTPUT) plan->output_of[i] = outputs++;
+        plan_pack(plan, i);
+    }
+    program->blob = NULL; /* the caller's */
+    return !plan->failed;
+}
+
+Plan *plan_open(const void *bytes, size_t count, int64_t height, int64_t width, int isa, char error[PLAN_MESSAGE]) {
+    error[0] = 0;
+    Plan *plan = calloc(1, sizeof *plan);
+    if (plan == NULL) return NULL;
+    if (!choose_kernels(plan, isa))
+        snprintf(error, PLAN_MESSAGE, "instruction set (=%d) is not one of this machine", isa);
+    else if (open_program(plan, bytes, count, height, width, error))
+        return plan;
+    plan_close(plan);
+    return NULL;
+}
+
+void plan_close(Plan *plan) {
+    while (plan->spare != NULL) {
+        Arena *next = plan->spare->next;
+        free(plan->spare);
+        plan->spare = next;
+    }
+    for (int64_t i = 0; i < plan->kept_count; i++) free(plan->kept[i]);
+    free(plan->kept);
+    program_free(&plan->program);
+    free(plan);
+}
+
+int64_t plan_sizes(const Plan *plan, int64_t *sizes, int64_t room) {
+    const Program *program = &plan->program;
+    const Size image = program->op_size[0];
+    const int64_t first[] = {program->head.in_channels, image.h, image.w, plan->arena_bytes, plan->packed_bytes};
+    int64_t count = PLAN_FIRST_OUTPUT;
+    for (int64_t i = 0; i < count && i < room; i++) sizes[i] = first[i];
+    for (int i = 0; i < program->head.ops; i++) {
+        if (program->ops[i].kind != OUTPUT) continue;
+        const int64_t shape[] = {program->ops[i].cout, program->op_size[i].h, program->op_size[i].w};
+        for (int k = 0; k < 3; k++, count++)
+            if (count < room) sizes[count] = shape[k];
+    }
+    return count;
+}
+
+/* ---- arenas ---- */
+/* A new arena: borders hold what values are filled with. */
+static Arena *new_arena(const Plan *plan) {
+    const size_t size = (size_t)round_up(plan->arena_bytes, 4096) + 4096;
+    char *memory = aligned_alloc(4096, size);
+    if (memory == NULL) return NULL;
+    memset(memory, 0, size);
+    Arena *arena = (Arena *)memory;
+    arena->memory = memory + round_up(sizeof *arena, 64);
+    for (int i = 0; i < plan->program.head.values; i++) {
+        const Place *place = &plan->places[i];
+        for (int g = 0; g < (place->stride ? GROUP : 1) && plan->program.values[i].fill; g++)
+            memset(arena->memory + place->at + g * place->stride, plan->program.values[i].fill, (size_t)place->bytes);
+    }
+    return arena;
+}
+
+static Arena *take_arena(Plan *plan) {
+    short_lock();
+    Arena *arena = plan->spare;
+    if (arena != NULL) plan->spare = arena->next;
+    short_unlock();
+    return arena == NULL ? new_arena(plan) : arena;
+}
+
+static void give_arena(Plan *plan, Arena *arena) {
+    short_lock();
+    arena->next = plan->spare;
+    plan->spare = arena;
+    short_unlock();
+}
+
+/* ---- few images: all threads on one ---- */
+typedef struct { const Plan *plan; const Step *step; const Run *run; int parts; } Shared;
+
+static void share_step(void *given, int part) {
+    const Shared *shared = given;
+    shared->plan->part(shared->plan, shared->step, shared->run, part, shared->parts);
+}
+
+static void run_image(const Plan *plan, const Run *run, int ops, int has_pool) {
+    atomic_store(&run->arena->odd[0], 0);
+    for (int i = 0; i < ops; i++) {
+        const Step *step = &plan->steps[i];
+        Shared shared = {plan, step, run, step->parts};
+        if (has_pool && step->parts > 1)
+            pool_share(share_step, &shared, step->parts);
+        else
+            plan->part(plan, step, run, 0, 1);
+    }
+}
+
+/* ---- many images: each thread on a group ---- */
+typedef struct {
+    Plan *plan;
+    const float *input;
+    const int64_t *strides;
+    float *const *outputs;
+    int64_t n, group;
+    atomic_int failed;
+} Batch;
+
+static void run_group(void *given, int piece) {
+    Batch *batch = given;
+    Plan *plan = batch->plan;
+    const int64_t first = piece * batch->group, left = batch->n - first;
+    const int count = (int)(left < batch->group ? left : batch->group);
+    Run run = {take_arena(plan), 0, 1, NULL, batch->strides, batch->outputs, 0};
+    if (run.arena == NULL) {
+        atomic_store(&batch->failed, 1);
+        return;
+    }
+    for (int g = 0; g < count; g++) {
+        atomic_store_explicit(&run.arena->odd[g], 0, memory_order_relaxed);
+        run.image = g;
+        run.input = batch->input + (first + g) * batch->strides[0];
+        run.first = first;
+        for (int i = 0; i < plan->late; i++) plan->part(plan, &plan->steps[i], &run, 0, 1);
+    }
+    run.image = 0, run.count = count;
+    for (int i = plan->late; i < plan->program.head.ops; i++) plan->part(plan, &plan->steps[i], &run, 0, 1);
+    give_arena(plan, run.arena);
+}
+
+static int run_groups(Batch *batch, int threads, int has_pool) {
+    const int64_t fair = (batch->n + threads - 1) / threads;
+    batch->group = fair < GROUP ? fair : GROUP;
+    const int64_t pieces = (batch->n + batch->group - 1) / batch->group, most = INT32_MAX;
+    if (pieces > most) return 1;
+    if (has_pool)
+        pool_share(run_group, batch, (int)pieces);
+    else
+        for (int piece = 0; piece < pieces; piece++) run_group(batch, piece);
+    return atomic_load(&batch->failed);
+}
+
+static int run_images(Batch *batch, int has_pool) {
+    Run run = {take_arena(batch->plan), 0, 1, batch->input, batch->strides, batch->outputs, 0};
+    if (run.arena == NULL) return 1;
+    for (; run.first < batch->n; run.first++, run.input += batch->strides[0])
+        run_image(batch->plan, &run, batch->plan->program.head.ops, has_pool);
+    give_arena(batch->plan, run.arena);
+    return 0;
+}
+
+int plan_run(Plan *plan, const float *input, const int64_t strides[4], int64_t n, int threads, float *const *outputs) {
+    Batch batch = {plan, input, strides, outputs, n, 1, 0};
+    if (n < 1) return 0;
+    const int has_pool = pool_take(threads);
+    if (!has_pool) threads = 1;
+    const int failed = n < 2 || n < threads ? run_images(&batch, has_pool) : run_groups(&batch, threads, has_pool);
+    if (has_pool) pool_leave();
+    return failed;
+}
+
+/* ---- a look into a run ---- */
+/* Copies the value in natural order, if `to` is not NULL; returns its bytes. */
+static int64_t copy_value(const Plan *plan, const Arena *arena, int32_t value, char *to) {
+    if (value < 0) return 0;
+    const Value *v = &plan->program.values[value];
+    const Place *place = &plan->places[value];
+    const Size size = plan->program.value_size[value];
+    const int64_t bytes = v->type == F32 ? 4 * (int64_t)v->channels : v->type == U8 ? v->channels : (v->channels + 7) / 8;
+    for (int64_t y = 0; y < size.h && to != NULL; y++)
+        for (int64_t x = 0; x < size.w; x++, to += bytes)
+            memcpy(to, arena->memory + place->at + (y + place->top) * place->row + (x + place->left) * place->pixel, (size_t)bytes);
+    return size.h * size.w * bytes;
+}
+
+int64_t plan_dump(Plan *plan, const float *input, const int64_t strides[4], int index, void *out, int64_t room) {
+    const Op *op = &plan->program.ops[index];
+    const int32_t values[] = {op->out_f32, op->codes > 0 ? op->out_code[0] : -1, op->codes > 1 ? op->out_code[1] : -1, op->out_bits};
+    int64_t bytes = 0;
+    if (op->kind == OUTPUT) return 0;
+    for (int i = 0; i < 4; i++) bytes += copy_value(plan, NULL, values[i], NULL);
+    if (bytes != room) return bytes;
+    float *none[1] = {NULL};
+    Run run = {take_arena(plan), 0, 1, input, strides, none, 0};
+    if (run.arena == NULL) return -1;
+    for (int i = 0; i <= index; i++)
+        if (plan->program.ops[i].kind != OUTPUT) plan->part(plan, &plan->steps[i], &run, 0, 1);
+    char *to = out;
+    for (int i = 0; i < 4; i++) to += copy_value(plan, run.arena, values[i], to);
+    give_arena(plan, run.arena);
+    return bytes;
+}

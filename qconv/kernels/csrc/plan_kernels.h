@@ -1,0 +1,413 @@
+/* The kernels over 16 lanes: tiles of pixels × vectors of 16 output channels, and what becomes of their sums.
+ *
+ * A convolution is a loop over `rows` of taps, each `run` units that follow each other in memory. A unit of a pixel is
+ * broadcast; a vector of weights holds the unit's weights of 16 channels. What a unit is, and how it is multiplied and
+ * added, is all that bits, codes and floats differ in. Floats are added up in the order of rows and units, one fused
+ * multiply-add each, on every machine.
+ */
+
+/* ---- sums of a tile, as floats (P, NV · 16); `base`: what they start from, for each pixel ---- */
+typedef int32_t Unit __attribute__((may_alias, aligned(1)));
+typedef float UnitFloat __attribute__((may_alias, aligned(1)));
+typedef uint16_t Half __attribute__((may_alias, aligned(1)));
+typedef void (*Tile)(const Step *, const char *const *, const char *, const int32_t *const *, const int32_t *, float *);
+
+/* The sums of `kind` after one more unit, from a pixel at x, for the vector v of the weights at w. */
+LANE I add_unit(const int kind, I sum, const char *x, const char *w, int v, const int NV, I index) {
+    const I k = i_load(w + 64 * v);
+    switch (kind) {
+    case SUM_CODES: return i_dot(sum, i_all(*(const Unit *)x), k);
+    case SUM_BITS: return i_count(sum, i_all(*(const Unit *)x), k);
+    case SUM_MASKED: return i_count_of(sum, i_all(*(const Unit *)x), k, i_load(w + 64 * (NV + v)));
+    case SUM_FLOATS: return i_bits(f_fma(f_all(*(const UnitFloat *)x), f_bits(k), f_bits(sum)));
+    case SUM_SPREAD: return i_bits(f_fma(f_gather(x, index), f_bits(k), f_bits(sum)));
+    case SUM_DEEP: return i_bits(f_fma(f_load(x + 64 * v), f_bits(k), f_bits(sum)));
+#if defined(HAS_CODES_4)
+    case SUM_CODES_4: return i_dot(sum, i_all(*(const Unit *)x), v ? i_high(i_load(w)) : i_low(i_load(w)));
+#endif
+#if defined(HAS_VNNI)
+    case SUM_CODES_VNNI: return i_dot_vnni(sum, i_all(*(const Unit *)x), k);
+#endif
+    }
+    return sum;
+}
+
+/* What a sum is as a float. */
+LANE F finish_sum(const int kind, I sum, const int32_t *base) {
+    switch (kind) {
+    case SUM_FLOATS: case SUM_SPREAD: case SUM_DEEP: return f_bits(sum);
+    case SUM_BITS: case SUM_MASKED: return i_float(i_less_twice(i_load(base), sum));
+#if defined(HAS_CODES_4)
+    case SUM_CODES_4: sum = i_sixteenth(sum);
+#endif
+    }
+    return i_float(base == NULL ? sum : i_add(sum, i_load(base)));
+}
+
+/* Of P pixels; `spread`: see Step. */
+LANE void tile(const int kind, const int P, const int NV, const Step *s, const char *const *px, const char *w,
+               const int32_t *const *base, const int32_t *spread, float *out) {
+    const int bytes = kind == SUM_MASKED ? 128 * NV : kind == SUM_CODES_4 ? 32 * NV : 64 * NV;
+    I sums[PIXELS][VECTORS];
+    for (int p = 0; p < P; p++)
+        for (int v = 0; v < NV; v++) sums[p][v] = i_zero();
+    const int64_t rows = s->rows, run = s->run;
+    for (int64_t r = 0; r < rows; r++) {
+        const char *at[PIXELS];
+        for (int p = 0; p < P; p++) at[p] = px[p] + s->row_at[r];
+        int64_t u = 0;
+        do {
+            for (int p = 0; p < P; p++)
+                for (int v = 0; v < NV; v++)
+                    sums[p][v] = add_unit(kind, sums[p][v], at[p] + 4 * u, w, v, NV, kind == SUM_SPREAD ? i_load(spread + LANES * v) : i_zero());
+            w += bytes;
+        } while (++u < run);
+    }
+    for (int p = 0; p < P; p++)
+        for (int v = 0; v < NV; v++)
+            f_store(out + (p * NV + v) * LANES, finish_sum(kind, sums[p][v], base[p] == NULL ? NULL : base[p] + LANES * v));
+}
+
+#define TILE(kind, P, NV)                                                                                              \
+    static TARGET void kind##_##P##_##NV(const Step *s, const char *const *px, const char *w,                          \
+                                         const int32_t *const *base, const int32_t *spread, float *out) {              \
+        tile(SUM_##kind, P, NV, s, px, w, base, spread, out);                                                          \
+    }
+#if VECTORS == 2
+#define TILES(kind) TILE(kind, 8, 1) TILE(kind, 8, 2) TILE(kind, 4, 1) TILE(kind, 4, 2) TILE(kind, 1, 1) TILE(kind, 1, 2)
+#define TABLE(kind) [SUM_##kind] = {{kind##_8_1, kind##_8_2}, {kind##_4_1, kind##_4_2}, {kind##_1_1, kind##_1_2}}
+static const int tile_pixels[3] = {8, 4, 1};
+#else
+#define TILES(kind) TILE(kind, 4, 1) TILE(kind, 2, 1) TILE(kind, 1, 1)
+#define TABLE(kind) [SUM_##kind] = {{kind##_4_1}, {kind##_2_1}, {kind##_1_1}}
+static const int tile_pixels[3] = {4, 2, 1};
+#endif
+TILES(BITS) TILES(MASKED) TILES(CODES) TILES(FLOATS) TILES(SPREAD) TILES(DEEP)
+#if defined(HAS_CODES_4)
+TILES(CODES_4)
+#endif
+#if defined(HAS_VNNI)
+TILES(CODES_VNNI)
+#endif
+static const Tile tiles[SUMS][3][2] = {
+    TABLE(BITS), TABLE(MASKED), TABLE(CODES), TABLE(FLOATS), TABLE(SPREAD), TABLE(DEEP),
+#if defined(HAS_CODES_4)
+    TABLE(CODES_4),
+#endif
+#if defined(HAS_VNNI)
+    TABLE(CODES_VNNI),
+#endif
+#if defined(HAS_NIBBLES)
+    [SUM_NIBBLES] = {{NIBBLES_4_2, NIBBLES_4_4}, {NIBBLES_2_2, NIBBLES_2_4}, {NIBBLES_1_2, NIBBLES_1_4}},
+#endif
+};
+
+/* ---- what becomes of values: (count pixels, nv · 16), the first of which is pixel q ---- */
+typedef struct {
+    const Step *s;
+    const char *res;
+    char *f32, *bits, *code[2];
+} Outs;
+
+static char *memory_of(const Plan *plan, const Run *run, int32_t value, int image) {
+    if (value < 0) return NULL;
+    const Place *place = &plan->places[value];
+    return run->arena->memory + place->at + (run->image + image) * place->stride;
+}
+
+static Outs outs_of(const Plan *plan, const Step *s, const Run *run, int image) {
+    const Op *op = s->op;
+    return (Outs){s, memory_of(plan, run, op->residual, image), memory_of(plan, run, op->out_f32, image),
+                  memory_of(plan, run, op->out_bits, image),
+                  {op->codes > 0 ? memory_of(plan, run, op->out_code[0], image) : NULL,
+                   op->codes > 1 ? memory_of(plan, run, op->out_code[1], image) : NULL}};
+}
+
+/* The lanes that are channels, of a vector from channel c on. */
+LANE uint16_t channels_from(const Op *op, int c) {
+    const int left = op->cout - c;
+    return left >= LANES ? 0xffff : (uint16_t)((1 << left) - 1);
+}
+
+typedef struct {
+    F number, low, high;
+    I zero;
+    int form, step;
+    const float *edges;
+    const int32_t *codes;
+    char *to;
+    const int32_t *at;
+} Coder;
+
+LANE Coder coder_of(const Outs *o, int k, int c) {
+    const Op *op = o->s->op;
+    return (Coder){f_all(op->number[k]), f_all((float)op->low[k]), f_all((float)op->high[k]), i_all(op->out_zero[k]), op->form[k],
+                   o->s->table_step[k], o->s->table[k], o->s->table_codes[k], o->code[k] + c, o->s->code_at[k]};
+}
+
+/* The codes at the numbers of edges that x reaches, by bisection. */
+LANE I look_up(const Coder *coder, F x) {
+    I place = i_zero();
+    for (int step = coder->step; step > 0; step /= 2) {
+        const I edge = i_add(place, i_all(step - 1));
+        place = i_add(place, f_reached(f_gather(coder->edges, i_times_4(edge)), x, i_all(step)));
+    }
+    return i_gather(coder->codes, place);
+}
+
+/* Numbers are clamped before they are rounded, which is the same, as the ends are whole; NaN becomes the lowest code. */
+LANE I code_of(const Coder *coder, F x) {
+    if (coder->form == EDGES) return look_up(coder, x);
+    const F z = coder->form == PRODUCT ? f_mul(x, coder->number) : f_div(x, coder->number);
+    return i_add(f_round(f_min(f_max(z, coder->low), coder->high)), coder->zero);
+}
+
+LANE void encode(const Coder *coder, F x, int q, int left, const int is_whole) {
+    char *to = coder->to + coder->at[q], some[LANES];
+    i_bytes(is_whole ? to : some, code_of(coder, x));
+    for (int l = 0; !is_whole && l < left && l < LANES; l++) to[l] = some[l]; /* masked stores of bytes are slow */
+}
+
+enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, HAS_RPRELU = 16, FINISHES = 32 };
+
+/* Of a vector of channels from c on. `is_whole`: all lanes are channels. */
+LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c, int next, const int flags, const int is_whole) {
+    const Step *s = o->s;
+    const Op *op = s->op;
+    const F low = f_all(op->clamp_low), high = f_all(op->clamp_high), scale = f_load(s->scale + c), bias = f_load(s->bias + c);
+    const int left = op->cout - c, codes = op->codes;
+    const uint16_t some = channels_from(op, c), has = flags & HAS_RESIDUAL ? s->res_has[c / LANES] : 0;
+    F edge, before, slope, after;
+    Coder first, second;
+    const char *const res = o->res + 4 * (int64_t)(c - op->res_first);
+    char *const f32 = o->f32 + 4 * (int64_t)c, *const bits = o->bits + c / 8;
+    const int32_t *const res_at = s->res_at, *const f32_at = s->f32_at, *const bits_at = s->bits_at;
+    if (flags & TO_BITS) edge = f_load(s->edges + c);
+    if (flags & HAS_RPRELU) before = f_load(s->rprelu + c), slope = f_load(s->rprelu + s->cpad + c), after = f_load(s->rprelu + 2 * s->cpad + c);
+    if (flags & TO_CODES) first = coder_of(o, 0, c), second = coder_of(o, codes - 1, c);
+    for (int p = 0; p < count; p++, q++, acc += next) {
+        F x = f_add(f_mul(f_load(acc), scale), bias);
+        if (flags & HAS_RESIDUAL) x = f_add(x, f_some(res + res_at[q], has));
+        if (flags & HAS_RPRELU) x = f_add(f_sloped(f_add(x, before), slope), after);
+        x = f_min(high, f_max(low, x)); /* NaN stays */
+        if (flags & TO_F32 && is_whole) f_store(f32 + f32_at[q], x);
+        if (flags & TO_F32 && !is_whole) f_store_some(f32 + f32_at[q], x, some);
+        if (flags & TO_BITS) *(Half *)(bits + bits_at[q]) = f_below(x, edge) & some;
+        if (flags & TO_CODES) {
+            encode(&first, x, q, left, is_whole);
+            if (codes > 1) encode(&second, x, q, left, is_whole);
+        }
+    }
+}
+
+LANE void finish(const Outs *o, const float *acc, int q, int count, int channel, int nv, const int flags) {
+    for (int v = 0; v < nv; v++) {
+        const int c = channel + v * LANES, left = o->s->op->cout - c;
+        if (left <= 0) return;
+        if (left >= LANES)
+            finish_vector(o, acc + v * LANES, q, count, c, nv * LANES, flags, 1);
+        else
+            finish_vector(o, acc + v * LANES, q, count, c, nv * LANES, flags, 0);
+    }
+}
+
+typedef void (*Finish)(const Outs *, const float *, int, int, int, int);
+#define FINISH(n)                                                                                                      \
+    static TARGET void finish_##n(const Outs *o, const float *acc, int q, int count, int channel, int nv) {            \
+        finish(o, acc, q, count, channel, nv, n);                                                                      \
+    }
+FINISH(0) FINISH(1) FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10) FINISH(11)
+FINISH(12) FINISH(13) FINISH(14) FINISH(15) FINISH(16) FINISH(17) FINISH(18) FINISH(19) FINISH(20) FINISH(21) FINISH(22)
+FINISH(23) FINISH(24) FINISH(25) FINISH(26) FINISH(27) FINISH(28) FINISH(29) FINISH(30) FINISH(31)
+static const Finish finishes[FINISHES] = {
+    finish_0,  finish_1,  finish_2,  finish_3,  finish_4,  finish_5,  finish_6,  finish_7,  finish_8,  finish_9,  finish_10,
+    finish_11, finish_12, finish_13, finish_14, finish_15, finish_16, finish_17, finish_18, finish_19, finish_20, finish_21,
+    finish_22, finish_23, finish_24, finish_25, finish_26, finish_27, finish_28, finish_29, finish_30, finish_31};
+
+static Finish finish_of(const Op *op) {
+    return finishes[(op->residual >= 0 ? HAS_RESIDUAL : 0) | (op->out_f32 >= 0 ? TO_F32 : 0) | (op->codes ? TO_CODES : 0) |
+                    (op->out_bits >= 0 ? TO_BITS : 0) | (op->rprelu >= 0 ? HAS_RPRELU : 0)];
+}
+
+/* ---- convolutions ---- */
+/* Pixels start to stop - 1 of an image, for a block of channels. */
+static TARGET void convolve_block(const Step *s, const char *in, const Outs *outs, int block, int start, int stop, Finish then) {
+    const int channel = block * s->nv * LANES, wide = s->sums == SUM_NIBBLES ? s->nv == 4 : s->nv == 2;
+    const char *w = s->weight + block * s->block_bytes;
+    const int32_t *spread = s->spread == NULL ? NULL : s->spread + channel;
+    float acc[PIXELS * 4 * LANES] __attribute__((aligned(64)));
+    in += s->block_at[block];
+    for (int q = start; q < stop;) {
+        const char *px[PIXELS];
+        const int32_t *base[PIXELS];
+        int size = 0;
+        while (tile_pixels[size] > stop - q) size++;
+        const int count = tile_pixels[size];
+        for (int p = 0; p < count; p++) px[p] = in + s->in_at[q + p];
+        for (int p = 0; p < count; p++)
+            base[p] = s->base == NULL ? NULL : s->base + (s->kind == NULL ? 0 : s->kind[q + p] * (int64_t)s->cpad) + channel;
+        tiles[s->sums][size][wide](s, px, w, base, spread, acc);
+        then(outs, acc, q, count, channel, s->nv);
+        q += count;
+    }
+}
+
+/* The share of a part: start to stop - 1 of `all`. */
+static void share_of(int64_t all, int part, int parts, int *start, int *stop) {
+    *start = (int)(all * part / parts);
+    *stop = (int)(all * (part + 1) / parts);
+}
+
+static void convolve(const Plan *plan, const Step *s, const Run *run, int part, int parts) {
+    const Finish then = finish_of(s->op);
+    int first = 0, last = s->blocks, start = 0, stop = s->pixels;
+    if (s->by_channels) {
+        share_of(s->blocks, part, parts, &first, &last);
+    } else if (parts > 1) {
+        share_of((s->pixels + STRIP - 1) / STRIP, part, parts, &start, &stop);
+        start *= STRIP, stop *= STRIP;
+        if (stop > s->pixels) stop = s->pixels;
+    }
+    for (int block = first; block < last; block++)
+        for (int g = 0; g < run->count; g++) {
+            const Outs outs = outs_of(plan, s, run, g);
+            convolve_block(s, memory_of(plan, run, s->op->in, g), &outs, block, start, stop, then);
+        }
+}
+
+/* ---- pools ---- */
+LANE F pooled(const Op *op, const char *in, const Place *place, Size size, int y, int x, uint16_t some) {
+    const int is_mean = op->kind == AVERAGE;
+    F a = is_mean ? f_zero() : f_all(-__builtin_inff());
+    int count = 0;
+    for (int i = 0; i < op->kh; i++)
+        for (int j = 0; j < op->kw; j++) {
+            const int row = y + i * op->dh, column = x + j * op->dw;
+            if (row < 0 || row >= size.h || column < 0 || column >= size.w) continue;
+            const F value = f_some(in + row * place->row + column * place->pixel, some);
+            a = is_mean ? f_add(a, value) : f_or_nan_of(f_max(a, value), a);
+            count++;
+        }
+    return is_mean ? f_div(a, f_all((float)count)) : a;
+}
+
+/* Where the pixels of an image begin, behind its border. */
+static char *inside(const Plan *plan, const Run *run, int32_t value, int image) {
+    const Place *place = &plan->places[value];
+    return memory_of(plan, run, value, image) + place->top * place->row + place->left * place->pixel;
+}
+
+/* Means or largest values over the pixels of a window that lie inside. */
+static TARGET void pool(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
+    const Op *op = s->op;
+    const Outs outs = outs_of(plan, s, run, image);
+    const char *in = inside(plan, run, op->in, image);
+    const Finish then = finish_of(op);
+    int start, stop;
+    share_of(s->pixels, part, parts, &start, &stop);
+    for (int q = start; q < stop; q++)
+        for (int c = 0; c < op->cout; c += LANES) {
+            const int y = q / s->out_w * op->sh - op->top, x = q % s->out_w * op->sw - op->left;
+            float acc[LANES] __attribute__((aligned(64)));
+            f_store(acc, pooled(op, in + 4 * c, &plan->places[op->in], plan->program.value_size[op->in], y, x, channels_from(op, c)));
+            then(&outs, acc, q, 1, c, 1);
+        }
+}
+
+/* The mean of all pixels: added up one after the other, then divided. */
+static TARGET void mean(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
+    const Op *op = s->op;
+    const Place *place = &plan->places[op->in];
+    const Size size = plan->program.value_size[op->in];
+    const Outs outs = outs_of(plan, s, run, image);
+    const char *in = inside(plan, run, op->in, image);
+    int start, stop;
+    share_of(s->cpad / LANES, part, parts, &start, &stop);
+    for (int c = start * LANES; c < stop * LANES; c += LANES) {
+        const uint16_t some = channels_from(op, c);
+        F a = f_zero();
+        for (int y = 0; y < size.h; y++)
+            for (int x = 0; x < size.w; x++) a = f_add(a, f_some(in + y * place->row + x * place->pixel + 4 * c, some));
+        float acc[LANES] __attribute__((aligned(64)));
+        f_store(acc, f_div(a, f_all((float)size.h * (float)size.w)));
+        finish_of(op)(&outs, acc, 0, 1, c, 1);
+    }
+}
+
+/* ---- inputs and outputs ---- */
+/* Whether one of the floats is a NaN or an infinity. */
+static TARGET int has_odd(const float *x, int64_t count) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, 4);
+        found |= (bits & 0x7f800000) == 0x7f800000;
+    }
+    return found;
+}
+
+/* A row of an image, (C, W) with strides, to (W, C). */
+static TARGET void copy_row(float *restrict to, const float *restrict from, int64_t channels, int64_t width, int64_t plane, int64_t next) {
+    if (plane == 1 && next == channels) {
+        memcpy(to, from, (size_t)(width * channels) * 4);
+    } else if (channels == 3 && next == 1) {
+        const float *a = from, *b = from + plane, *c = from + 2 * plane;
+        for (int64_t x = 0; x < width; x++) to[3 * x] = a[x], to[3 * x + 1] = b[x], to[3 * x + 2] = c[x];
+    } else {
+        for (int64_t x = 0; x < width; x++)
+            for (int64_t c = 0; c < channels; c++) to[x * channels + c] = from[c * plane + x * next];
+    }
+}
+
+/* Copies an image into (H, W, C) with a border. */
+static void copy_input(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
+    const Place *place = &plan->places[s->op->out_f32];
+    const Size size = plan->program.value_size[s->op->out_f32];
+    const int64_t channels = s->op->cout;
+    char *to = inside(plan, run, s->op->out_f32, image);
+    const float *from = run->input + image * run->strides[0];
+    int start, stop, odd = 0;
+    share_of(size.h, part, parts, &start, &stop);
+    for (int y = start; y < stop; y++) {
+        float *row = (float *)(to + y * place->row);
+        copy_row(row, from + y * run->strides[2], channels, size.w, run->strides[1], run->strides[3]);
+        if (plan->program.head.guard) odd |= has_odd(row, size.w * channels);
+    }
+    if (odd) atomic_store_explicit(&run->arena->odd[run->image + image], 1, memory_order_relaxed);
+}
+
+/* Copies a value to (C, H, W) of the outputs. */
+static TARGET void copy_output(const Plan *plan, const Step *s, const Run *run, int image) {
+    const int32_t value = s->op->in;
+    const Place *place = &plan->places[value];
+    const Size size = plan->program.value_size[value];
+    const int64_t channels = s->op->cout, plane = (int64_t)size.h * size.w;
+    const char *from = inside(plan, run, value, image);
+    float *to = run->outputs[plan->output_of[s - plan->steps]] + (run->first + run->image + image) * channels * plane;
+    if (atomic_load_explicit(&run->arena->odd[run->image + image], memory_order_relaxed)) {
+        for (int64_t i = 0; i < channels * plane; i++) to[i] = __builtin_nanf("");
+    } else if (plane == 1) {
+        memcpy(to, from, (size_t)channels * 4);
+    } else {
+        for (int64_t y = 0; y < size.h; y++)
+            for (int64_t c = 0; c < channels; c++)
+                for (int64_t x = 0; x < size.w; x++)
+                    to[c * plane + y * size.w + x] = *(const UnitFloat *)(from + y * place->row + x * place->pixel + 4 * c);
+    }
+}
+
+void PART(const Plan *plan, const Step *s, const Run *run, int part, int parts) {
+    const int kind = s->op->kind;
+    if (kind >= CONV_BITS && kind <= CONV_FLOATS) {
+        convolve(plan, s, run, part, parts);
+        return;
+    }
+    for (int g = 0; g < run->count; g++) {
+        switch (kind) {
+        case INPUT: copy_input(plan, s, run, g, part, parts); break;
+        case MEAN: mean(plan, s, run, g, part, parts); break;
+        case OUTPUT: copy_output(plan, s, run, g); break; /* in one part */
+        default: pool(plan, s, run, g, part, parts);
+        }
+    }
+}

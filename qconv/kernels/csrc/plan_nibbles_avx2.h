@@ -1,0 +1,74 @@
+/* Sums of bits on AVX2. A byte lane is an output channel: 4 bits of a pixel choose a table that says for each 4 bits of
+ * weights how many differ, and one shuffle looks up 32 channels. Bytes are added up to 16 bits before they overflow. */
+
+#define ROW(x) {                                                                                                       \
+    __builtin_popcount(x), __builtin_popcount(x ^ 1), __builtin_popcount(x ^ 2), __builtin_popcount(x ^ 3),            \
+    __builtin_popcount(x ^ 4), __builtin_popcount(x ^ 5), __builtin_popcount(x ^ 6), __builtin_popcount(x ^ 7),        \
+    __builtin_popcount(x ^ 8), __builtin_popcount(x ^ 9), __builtin_popcount(x ^ 10), __builtin_popcount(x ^ 11),      \
+    __builtin_popcount(x ^ 12), __builtin_popcount(x ^ 13), __builtin_popcount(x ^ 14), __builtin_popcount(x ^ 15)}
+static const uint8_t differing[16][16] __attribute__((aligned(64))) = {
+    ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7), ROW(8), ROW(9), ROW(10), ROW(11), ROW(12), ROW(13),
+    ROW(14), ROW(15)};
+#undef ROW
+enum { FLUSH_AFTER = 31 }; /* bytes of a pixel, each of which adds up to 8 */
+
+/* Bytes to the sums of 16 bits. */
+LANE void flush(__m256i *bytes, __m256i *sums) {
+    sums[0] = _mm256_add_epi16(sums[0], _mm256_cvtepu8_epi16(_mm256_castsi256_si128(*bytes)));
+    sums[1] = _mm256_add_epi16(sums[1], _mm256_cvtepu8_epi16(_mm256_extracti128_si256(*bytes, 1)));
+    *bytes = _mm256_setzero_si256();
+}
+
+LANE void nibble_tile(const int P, const int NV, const Step *s, const char *const *px, const char *w, const int32_t *const *base,
+                      float *out) {
+    const int M = NV / 2;
+    __m256i bytes[4][2], sums[4][2][2];
+    for (int p = 0; p < P; p++)
+        for (int m = 0; m < M; m++) bytes[p][m] = sums[p][m][0] = sums[p][m][1] = _mm256_setzero_si256();
+    const int64_t rows = s->rows, run = s->run;
+    int since = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const uint8_t *at[4];
+        for (int p = 0; p < P; p++) at[p] = (const uint8_t *)px[p] + s->row_at[r];
+#pragma GCC unroll 1
+        for (int64_t u = 0; u < run; u++, w += 32 * NV) {
+            __m256i low[2], high[2];
+            for (int m = 0; m < M; m++) {
+                low[m] = _mm256_loadu_si256((const __m256i *)w + m);
+                high[m] = _mm256_loadu_si256((const __m256i *)w + M + m);
+            }
+            for (int p = 0; p < P; p++) {
+                const uint8_t *tables = differing[0];
+                const unsigned x = at[p][u];
+                const __m256i first = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(tables + (x << 4 & 0xf0))));
+                const __m256i second = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(tables + (x & 0xf0))));
+                for (int m = 0; m < M; m++) {
+                    const __m256i both = _mm256_add_epi8(_mm256_shuffle_epi8(first, low[m]), _mm256_shuffle_epi8(second, high[m]));
+                    bytes[p][m] = _mm256_add_epi8(bytes[p][m], both);
+                }
+            }
+            if (++since < FLUSH_AFTER) continue;
+            since = 0;
+            for (int p = 0; p < P; p++)
+                for (int m = 0; m < M; m++) flush(&bytes[p][m], sums[p][m]);
+        }
+    }
+    for (int p = 0; p < P; p++)
+        for (int m = 0; m < M; m++) {
+            flush(&bytes[p][m], sums[p][m]);
+            for (int k = 0; k < 2; k++) {
+                const __m256i sum = sums[p][m][k];
+                const I counts = {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(sum)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(sum, 1))};
+                const int v = 2 * m + k;
+                f_store(out + (p * NV + v) * LANES, i_float(i_less_twice(i_load(base[p] + LANES * v), counts)));
+            }
+        }
+}
+
+#define NIBBLES(P, NV)                                                                                                 \
+    static TARGET void NIBBLES_##P##_##NV(const Step *s, const char *const *px, const char *w,                         \
+                                          const int32_t *const *base, const int32_t *spread, float *out) {             \
+        (void)spread;                                                                                                  \
+        nibble_tile(P, NV, s, px, w, base, out);                                                                       \
+    }
+NIBBLES(4, 2) NIBBLES(4, 4) NIBBLES(2, 2) NIBBLES(2, 4) NIBBLES(1, 2) NIBBLES(1, 4)

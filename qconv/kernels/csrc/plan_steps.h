@@ -1,0 +1,90 @@
+/* An open plan: steps, that is ops with their weights packed and their places worked out, for one instruction set. */
+#pragma once
+#include "kernel.h"
+#include "plan_file.h"
+
+#include <stdatomic.h>
+
+/* GROUP: images that late ops take at once; SLACK: readable bytes behind a value; STRIP: pixels that are not shared out. */
+enum { LANES = 16, GROUP = 4, SLACK = 256, STRIP = 8 };
+
+/* How sums are made. MASKED: bits with a mask for each weight. SPREAD: floats of channels that lie anywhere, one for each
+ * lane; DEEP: the same where they follow each other. CODES_4: weights of 4 bits. CODES_VNNI: AVX2 with AVX-VNNI. NIBBLES:
+ * bits of AVX2, by a table for each 4 of them. */
+enum { SUM_BITS, SUM_MASKED, SUM_CODES, SUM_CODES_4, SUM_CODES_VNNI, SUM_FLOATS, SUM_SPREAD, SUM_DEEP, SUM_NIBBLES, SUMS };
+
+/* Where a value lies in an arena, as (H, W, C) with a border that holds `fill`. */
+typedef struct {
+    int32_t top, left, bottom, right; /* of the border */
+    int64_t pixel, row, bytes;        /* bytes of a pixel, of a row, of all */
+    int64_t at, stride;               /* stride: from an image of a group to the next; 0 where images share the place */
+} Place;
+
+typedef struct {
+    const Op *op;
+    int32_t cin, out_h, out_w, pixels;       /* cin: of a group */
+    int32_t cpad;                            /* channels in whole vectors */
+    int32_t sums, nv, blocks;                /* a block is nv vectors of 16 channels */
+    int32_t rows, run;                       /* taps: `run` units that follow each other in each of `rows` */
+    int32_t parts;                           /* that threads may take of an image */
+    int32_t by_channels;                     /* parts are blocks, else tiles of pixels */
+    int64_t block_bytes;                     /* of weights */
+    int32_t *row_at, *block_at;              /* byte offsets of rows of taps, and of a block's first channel */
+    int32_t *spread;                         /* SPREAD: byte offset of each channel's first input */
+    const int32_t *in_at, *res_at, *f32_at, *bits_at, *code_at[2]; /* byte offsets of the output's pixels in values */
+    int32_t *base, *kind;                    /* what sums start from, for each class of pixels; the class of each pixel */
+    char *weight;
+    float *scale, *bias, *edges, *rprelu, *table[2];
+    int32_t *table_codes[2], table_step[2];  /* form EDGES: codes, and the first step of the search */
+    uint16_t *res_has;                       /* the lanes of each vector of channels that the residual has */
+} Step;
+
+/* The buffers of a thread. */
+typedef struct Arena {
+    struct Arena *next;
+    atomic_int odd[GROUP]; /* whether an image of the group has a NaN or an infinity */
+    char *memory;
+} Arena;
+
+/* What a part of a step works on: `count` images from `image` of the arena's group on. */
+typedef struct {
+    Arena *arena;
+    int64_t image;
+    int count;
+    const float *input; /* of the first image, as outputs are */
+    const int64_t *strides;
+    float *const *outputs;
+    int64_t first; /* the first image's number in the outputs */
+} Run;
+
+typedef void (*Part)(const Plan *plan, const Step *step, const Run *run, int part, int parts);
+
+struct Plan {
+    Program program;
+    Place *places;
+    Step *steps;
+    int late; /* the first op that runs on a whole group of images */
+    int isa, has_vnni; /* AVX-VNNI beside AVX2 */
+    Part part;
+    int64_t arena_bytes, packed_bytes;
+    int32_t *output_of; /* the number of each OUTPUT op */
+    void **kept;        /* what plan_close frees */
+    int64_t kept_count, kept_room;
+    int failed;         /* an allocation has failed */
+    struct Table *tables;
+    Arena *spare;       /* that no call uses */
+};
+
+/* Zeroed memory that lives as long as the plan; NULL, and plan->failed, where there is none. */
+void *plan_keep(Plan *plan, int64_t bytes);
+
+/* Borders, sizes and places of values; returns 0 with an error. */
+int plan_place_values(Plan *plan, char error[PLAN_MESSAGE]);
+
+/* Weights and tables of a step. */
+void plan_pack(Plan *plan, int index);
+
+/* The kernels of each instruction set: a part of a step. */
+void portable_part(const Plan *plan, const Step *step, const Run *run, int part, int parts);
+void avx2_part(const Plan *plan, const Step *step, const Run *run, int part, int parts);
+void avx512_part(const Plan *plan, const Step *step, const Run *run, int part, int parts);
