@@ -244,7 +244,8 @@ static int64_t copy_value(const Plan *plan, const Arena *arena, int32_t value, c
     return size.h * size.w * bytes;
 }
 
-int64_t plan_dump(Plan *plan, const float *input, const int64_t strides[4], int index, void *out, int64_t room) {
+int64_t plan_dump(Plan *plan, const float *input, const int64_t strides[4], int64_t index, void *out, int64_t room) {
+    if (index < 0 || index >= plan->program.head.ops) return -1;
     const Op *op = &plan->program.ops[index];
     const int32_t values[] = {op->out_f32, op->codes > 0 ? op->out_code[0] : -1, op->codes > 1 ? op->out_code[1] : -1, op->out_bits};
     int64_t bytes = 0;
