@@ -11,7 +11,7 @@ _NEAR = 8  # floats on each side of a guess
 Codes = Callable[[Tensor], Tensor]
 
 
-class NotMonotone(ValueError):
+class NotMonotone(ValueError):  # noqa: N818  # not an error: the reason why a network stays as it is
     """Raised if a larger number may have a smaller code."""
 
 

@@ -1,7 +1,7 @@
 """Fusing: the operations of a program as kernels, each with what follows it on the way to memory."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ _SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum
 _MOST_CODES = 2
 
 
-class NotFused(ValueError):
+class NotFused(ValueError):  # noqa: N818  # not an error: the reason why a network stays as it is
     """Raised with the reason why kernels can't run a program."""
 
 
@@ -159,13 +159,13 @@ class _Fusing:
 
     def _shifted(self, place: int) -> tuple[int, Shifted]:
         """Return a PReLU with the additions of numbers around it, and the first operation of the three."""
-        prelu = self.operations[place]
+        prelu: Any = self.operations[place]
         nothing = torch.zeros(prelu.channels)
         first, before, last, after = place, nothing, place, nothing
-        given = self.operations[prelu.inputs[0]]
+        given: Any = self.operations[prelu.inputs[0]]
         if place == prelu.inputs[0] + 1 and _is_shift(given) and self._only_reader(place - 1) == place:
             first, before = place - 1, given.bias
-        if self._only_reader(place) == place + 1 and _is_shift(following := self.operations[place + 1]):
+        if self._only_reader(place) == place + 1 and _is_shift(following := cast(Any, self.operations[place + 1])):
             last, after = place + 1, following.bias
         return first, Shifted(before, prelu.slope, after, last)
 

@@ -1,7 +1,7 @@
 """Plans: a program as bytes, and its kernels in C on the buffers for one size of images.
 
-The bytes hold a `HEAD`, a `VALUE` for each buffer, an `OP` for each kernel, and a blob of weights in their natural order
-(``csrc/plan.h``). Nothing in them depends on the size of images or on the processor.
+The bytes hold a `HEAD`, a `VALUE` for each buffer, an `OP` for each kernel, and a blob of weights in their natural
+order (``csrc/plan.h``). Nothing in them depends on the size of images or on the processor.
 """
 
 import struct
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.native import kernels, number_of
 from .edges import are_edges_of
 from .fuse import Kernel, NotFused, fuse
 from .operations import (
@@ -22,7 +21,6 @@ from .operations import (
     Input,
     Maximum,
     Mean,
-    Operation,
     Program,
     Quantize,
     Window,

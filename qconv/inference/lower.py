@@ -5,23 +5,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..inference.adapters import Distance, OfLastDimension
-from ..inference.frozen_layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, OffsetBinaryConv2d
-from ..inference.functional import Clamp
-from ..inference.one_magnitude import SignConv2d
-from ..inference.tracing import writes_in_place
 from ..layers import QConv2d, QLinear, QuantizedLayer
 from ..layers.bypassed import has_own_forward
 from ..layers.conv import sides_of
+from ..program import operations as ops
+from ..program.edges import NotMonotone, edges_of, first_floats, rises
+from ..program.operations import Operation, Program, Size, Window
 from ..quantizers import Identity
-from . import operations as ops
-from .edges import NotMonotone, edges_of, first_floats, rises
-from .operations import Operation, Program, Size, Window
+from .adapters import Distance, OfLastDimension
+from .frozen_layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer
+from .functional import Clamp
+from .one_magnitude import SignConv2d
+from .tracing import writes_in_place
 
 _EXACT = 1 << 24  # sums up to here are exact as floats
 _BYTE = 255
@@ -279,7 +278,7 @@ class _Lowering(fx.Interpreter):
         return self._add(ops.Average(**given, window=window))
 
     def _norm(self, norm: Any, x: Value) -> int:
-        if norm.running_mean is None or self.sizes[x.place] != (1, 1) and x.sample.ndim == 2:
+        if norm.running_mean is None or (x.sample.ndim == 2 and self.sizes[x.place] != (1, 1)):
             raise self._refused(f"{norm}")
         factor = (norm.running_var.double() + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight.double())
         bias = -norm.running_mean.double() * factor + (0 if norm.bias is None else norm.bias.double())
@@ -297,12 +296,12 @@ class _Lowering(fx.Interpreter):
             return self._floats(layer.float_weight(), layer.bias, window, layer.window.groups, x)
         if isinstance(layer, QuantizedLayer) and not isinstance(layer.input_quantizer, Identity):
             raise self._refused(f"{type(layer).__name__} on floats of quantized values")
-        weight = layer.quantized_weight() if isinstance(layer, QuantizedLayer) else getattr(layer, "weight", None)
+        weight = layer.quantized_weight() if isinstance(layer, QuantizedLayer) else layer.weight
         if type(layer) in (nn.Linear, QLinear) and x.sample.ndim == 2:
             return self._floats(weight[..., None, None], layer.bias, Window(), 1, x)
         if type(layer) in (nn.Conv2d, QConv2d) and layer.padding_mode == "zeros" and x.sample.ndim == 4:
-            window = Window(layer.kernel_size, layer.stride, tuple(sides_of(layer)), layer.dilation)
-            return self._floats(weight, layer.bias, window, layer.groups, x)
+            window = Window(layer.kernel_size, layer.stride, tuple(sides_of(layer)), layer.dilation)  # pyright: ignore
+            return self._floats(weight, layer.bias, window, layer.groups, x)  # pyright: ignore
         raise self._refused(type(layer).__name__)
 
     def _floats(self, weight: Tensor, bias: Tensor | None, window: Window, groups: int, x: Value) -> int:
