@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..layers import QConv2d, QLinear, QuantizedLayer
@@ -129,6 +128,8 @@ class _Lowering(fx.Interpreter):
         """Lower a module by the operators that it calls on the sample."""
         if has_own_forward(module) or kwargs or not all(isinstance(arg, Value) for arg in args):
             raise self._refused(type(module).__name__)
+        from torch.fx.experimental.proxy_tensor import make_fx  # it takes a second to import
+
         try:
             inner = make_fx(module)(*map(_unwrapped, args))
         except Exception as error:  # a foreign forward may raise anything
@@ -162,7 +163,7 @@ class _Lowering(fx.Interpreter):
                 raise self._refused("a sum of two shapes")
             given = self._given(x.place)
             return self._add(ops.Add(**{**given, "inputs": (x.place, values[1].place)}))
-        if name in _WITH_NUMBERS and len(args) == 2 and not kwargs:
+        if name in _WITH_NUMBERS and len(args) == 2 and len(values) == 1 and not kwargs:
             return self._with_constant(name, x, args[1])
         if name == "relu":
             return self._add(ops.Clamp(**self._given(x.place), low=0.0))
@@ -210,7 +211,7 @@ class _Lowering(fx.Interpreter):
 
     def _prelu(self, x: Value, slope: Tensor) -> int:
         given = self._given(x.place)
-        return self._add(ops.PReLU(**given, slope=slope.detach().expand(given["channels"]).clone()))
+        return self._add(ops.PReLU(**given, slope=slope.detach().flatten().expand(given["channels"]).clone()))
 
     def _strided(self, x: Value, index: Any) -> int:
         is_whole = (
@@ -296,7 +297,7 @@ class _Lowering(fx.Interpreter):
             return self._floats(layer.float_weight(), layer.bias, window, layer.window.groups, x)
         if isinstance(layer, QuantizedLayer) and not isinstance(layer.input_quantizer, Identity):
             raise self._refused(f"{type(layer).__name__} on floats of quantized values")
-        weight = layer.quantized_weight() if isinstance(layer, QuantizedLayer) else layer.weight
+        weight: Any = layer.quantized_weight() if isinstance(layer, QuantizedLayer) else getattr(layer, "weight", None)
         if type(layer) in (nn.Linear, QLinear) and x.sample.ndim == 2:
             return self._floats(weight[..., None, None], layer.bias, Window(), 1, x)
         if type(layer) in (nn.Conv2d, QConv2d) and layer.padding_mode == "zeros" and x.sample.ndim == 4:
@@ -332,7 +333,7 @@ class _Lowering(fx.Interpreter):
                 raise self._refused(f"sums of {weight[0].numel()} signs")
             bits = self._signs(layer.encoder, x)
             pads = layer.window.padding_value
-            sums = self._add(ops.ConvBits(**given, inputs=(bits,), weight=weight.float(), pad_value=pads))
+            sums = self._add(ops.ConvBits(**given, inputs=(bits,), weight=weight, pad_value=pads))
             if layer.threshold is not None:
                 edge = layer.threshold[:, : layer.channels[1] // groups].flatten().float()
                 return self._add(ops.Sign(**self._given(sums), edge=edge))
@@ -342,7 +343,7 @@ class _Lowering(fx.Interpreter):
             codes = x.place if layer.encoder is None else self._codes(layer.encoder, x)
             quantize: Any = self.program.operations[codes]
             zero = quantize.zero + (layer.zero if layer.encoder is None else 0)
-            sums = self._add(ops.ConvCodes(**given, inputs=(codes,), weight=weight.float(), zero=zero))
+            sums = self._add(ops.ConvCodes(**given, inputs=(codes,), weight=weight, zero=zero))
         else:
             raise self._refused(type(layer).__name__)
         behind = self._given(sums)
@@ -360,6 +361,8 @@ class _Lowering(fx.Interpreter):
             return x.place
         if encode is None:
             return self._shared(ops.Sign(**given, edge=torch.zeros(given["channels"])))
+        if not encode.quantizer.is_elementwise:
+            raise self._refused("signs that depend on more than one number")
         shape = (1, x.sample.shape[1], 1, -1)
 
         def reaches(v: Tensor) -> Tensor:
