@@ -2,9 +2,12 @@
 
 import copy
 import pickle
+import shutil
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,9 +75,7 @@ def every(kinds: int, groups: int) -> Program:
 
     def affine(place: int, size: float = 1.0) -> int:
         scale, bias = torch.randn(channels) * size, torch.randn(channels)
-        return program.add(
-            ops.Affine(inputs=(place,), channels=channels, origin=str(next(number)), scale=scale, bias=bias)
-        )
+        return program.add(ops.Affine(inputs=(place,), channels=channels, scale=scale, bias=bias))
 
     x = affine(x)
     x = program.add(ops.PReLU(inputs=(x,), channels=channels, slope=torch.randn(channels)))
@@ -122,7 +123,7 @@ def test_floats_against_torch() -> None:
     assert (conv.run(x) - exact).abs().max() < 1e-5
     assert conv.run(x).shape[2:] == conv.size((9, 8))
     for kernel, stride, padding, ceil in [(2, 2, 0, True), (3, 2, 1, True), (3, 1, 1, False), (3, 3, 0, False)]:
-        pads = (padding,) * 4
+        pads = padding, padding, padding, padding
         window = Window((kernel, kernel), (stride, stride), pads, ceil=ceil)
         given: dict[str, Any] = {"inputs": (0,), "channels": 6, "window": window}
         average = F.avg_pool2d(x, kernel, stride, padding, ceil, count_include_pad=False)
@@ -373,3 +374,52 @@ def test_faults_of_the_kernels_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     original = FrozenModel.forward
     monkeypatch.setattr(FrozenModel, "forward", lambda self, images: original(self, images) + 1e-4)
     assert not verify(model, frozen, x).equal
+
+
+# Files, and qconv_run
+
+
+@pytest.fixture(scope="module")
+def qconv_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, as its first lines say that it is built."""
+    sources, built = Path(qconv.__file__).parent / "kernels" / "csrc", tmp_path_factory.mktemp("c") / "qconv_run"
+    if not sources.is_dir() or shutil.which("cc") is None:
+        pytest.skip("needs the C sources and a compiler")
+    files = [*sources.glob("plan*.c"), sources / "qconv_run.c", sources / "instruction_sets.c"]
+    flags = "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-psabi", "-Werror"
+    subprocess.run(["cc", *flags, "-o", built, *files, "-lm", "-lpthread"], check=True)
+    assert built.stat().st_size < 400_000
+    return built
+
+
+@pytest.mark.parametrize("name", ["bireal", "lsq88", "apot44"])
+def test_qconv_run_prints_what_freeze_gives(name: str, qconv_run: Path, tmp_path: Path) -> None:
+    model, x = network(name), torch.randn(70, 3, 12, 9)
+    qconv.save_program(model, tmp_path / "model.qcp", x[:4])
+    command = [qconv_run, tmp_path / "model.qcp", "12", "9", "2"]
+    printed = subprocess.run(command, input=bytes(x.numpy()), capture_output=True, check=True).stdout.decode()
+    outputs = torch.tensor([[float(number) for number in line.split()] for line in printed.splitlines()])
+    assert torch.equal(outputs, freeze(model)(x))
+
+
+def test_messages_of_qconv_run(qconv_run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.qcp"
+    qconv.save_program(network("bnn"), file, torch.randn(1, 3, 8, 8))
+    (tmp_path / "cut.qcp").write_bytes(file.read_bytes()[:-100])
+    for arguments, rc, message in [
+        ([], 2, "usage: "),
+        ([file, "8"], 2, "usage: "),
+        ([file, "8", "eight"], 2, "usage: "),
+        ([tmp_path / "none.qcp", "8", "8"], 1, "none.qcp: No such file or directory"),
+        ([tmp_path / "cut.qcp", "8", "8"], 1, "cut.qcp: "),
+        ([file, "8", "8"], 1, "the standard input: it ends within an image"),
+    ]:
+        done = subprocess.run([qconv_run, *arguments], input=bytes(100), capture_output=True, check=False)
+        assert (done.returncode, message in done.stderr.decode()) == (rc, True), done.stderr
+
+
+def test_what_has_no_program_is_refused_by_name(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"the model has no program: 'sigmoid': a program has no operation for it"):
+        qconv.save_program(trained(Gated(), schemes.lsq(4, 4), x), tmp_path / "model.qcp", x)
+    assert not (tmp_path / "model.qcp").exists()

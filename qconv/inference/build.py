@@ -89,6 +89,18 @@ class FrozenModel(nn.Module):
         """Return the network as a list of operations for images like `input`; None if there is no plan for them."""
         return None if self._plan(input) is None else lower(self.network, input)
 
+    def program_bytes(self, input: Tensor) -> bytes:
+        """Return the file of the network's program for images like `input`, as `qconv.save_program` writes it.
+
+        Raises:
+            ValueError: there is no plan for them.
+        """
+        planned = self._plan(input)
+        if planned is None:
+            reason = self.unplanned or f"its input (of shape {tuple(input.shape)}) is not images"
+            raise ValueError(f"the model has no program: {reason}")
+        return bytes(planned.content.numpy())
+
     def _plan(self, input: Tensor) -> Planned | None:
         """Return what runs these images as a plan; None if they go through the network module by module."""
         if self.unplanned or not _is_plain_images(input):

@@ -228,9 +228,7 @@ class Plan:
     def __init__(self, content: Tensor, size: Size, instruction_set: str | None = None) -> None:
         self._module: Any = kernels()
         self._handle = self._module.plan_open(content.data_ptr(), len(content), *size, number_of(instruction_set))
-        channels, height, width, self.buffer_bytes, self.packed_bytes, *self.shape = self._module.plan_sizes(
-            self._handle
-        )
+        self.buffer_bytes, self.packed_bytes, *self.shape = self._module.plan_sizes(self._handle)[3:]
 
     def __call__(self, input: Tensor, threads: int) -> Tensor:
         """Return (N, C, H, W) for images of the plan's shape, float32 on the CPU in any memory format."""
