@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from .grad import composed, deform
     from .ground import environment as environment
-    from .inference import freeze as freeze, verify as verify
+    from .inference import freeze as freeze, save_program as save_program, verify as verify
     from .layers import (
         BNNConv2d as BNNConv2d,
         BWNConv2d as BWNConv2d,
@@ -94,7 +94,7 @@ _PLACES = {
     "bench.forms": ("compare_models",),
     "check": ("check",),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
-    "inference": ("freeze", "verify"),
+    "inference": ("freeze", "save_program", "verify"),
     "layers": (
         *("BNNConv2d", "BWNConv2d", "Conv2dShift", "Conv2dShiftQ", "XNORConv2d", "QuantizedLayer"),
         *("QConv1d", "QConv2d", "QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QLinear"),

@@ -599,6 +599,7 @@ def test_the_decision_of_a_single_output_is_its_sign() -> None:
     model = trained(resnet20(num_classes=1), schemes.bwn(), input)
     frozen = freeze(model)
     assert verify(model, frozen, input).decisions == 0
+    frozen = copy.deepcopy(frozen)
     with torch.no_grad():
         negative = int((model(input) <= 0).sum())
         last: Any = next(each for each in frozen.modules() if type(each) is nn.Linear)

@@ -1,121 +1,425 @@
-"""The program `qconv train`: how it is called, and what people add from their own folder."""
+"""Programs: what each operation means, the exact edges of quantizers, and plans in C that give the same bits."""
 
-import os
+import copy
+import pickle
+import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import OmegaConf
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from qconv.cli import main, train_as
-from qconv.cli.relaunch import command_line, forgotten
-from qconv.cli.train import flags_last
+import qconv
+from qconv import Scheme, schemes
+from qconv.inference import FrozenModel, freeze, verify
+from qconv.inference.lower import lower
+from qconv.kernels.native import instruction_sets
+from qconv.models import RPReLU, resnet20
+from qconv.program import operations as ops
+from qconv.program.edges import NotMonotone, are_edges_of, edges_of, first_floats, float_at, place_of
+from qconv.program.operations import Program, Window
+from qconv.program.plan import Plan, form_of, program_bytes
 
-MINE = {
-    "conf/scheme/mine.yaml": "_target_: my_methods.coarse\nweight_bits: 3\n",
-    "conf/model/wide.yaml": "defaults: [small_cnn, _self_]\nwidth: 64\n",
-    "conf/data/large_batch.yaml": "defaults: [digits, _self_]\nbatch_size: 128\n",
-    "my_methods.py": "from qconv import schemes\n\ndef coarse(weight_bits):\n    return schemes.lsq(weight_bits, 2)\n",
+BINARY: dict[str, Any] = {"shortcut": "per_conv", "activation": nn.Hardtanh}
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Scheme | None]] = {
+    "bnn": (partial(resnet20, **BINARY), schemes.bnn()),
+    "bireal": (partial(resnet20, downsample="avgpool", **BINARY), schemes.bireal()),
+    "reactnet": (partial(resnet20, shortcut="per_conv", activation=RPReLU), schemes.reactnet()),
+    "lsq44": (resnet20, schemes.lsq(4, 4)),
+    "lsq88": (partial(resnet20, downsample="B"), schemes.lsq(8, 8)),
+    "minmax88": (resnet20, schemes.minmax(8, 8)),
+    "dorefa22": (partial(resnet20, activation=nn.PReLU), schemes.dorefa(2, 2)),
+    "apot44": (resnet20, schemes.apot(4, 4)),
+    "n2uq22": (resnet20, schemes.n2uq(2, 2)),
+    "bwn": (resnet20, schemes.bwn()),
+    "float": (resnet20, None),
 }
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of somebody's own, in which the program runs."""
-    for name, text in MINE.items():
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
-    HydraConfig.instance().cfg = None
+def trained(model: nn.Module, scheme: Scheme | None, input: Tensor) -> nn.Module:
+    """A network that has seen some images."""
+    if scheme is not None:
+        qconv.convert(model, scheme)
+        qconv.calibrate(model, [input])
+    with torch.no_grad():
+        for _ in range(3):
+            model.train()(input)
+    return model.eval()
 
 
-@pytest.mark.parametrize("entry", [lambda words: main(["train", *words]), lambda words: train_as("train.py", words)])
-def test_both_entries_compose_the_same(
-    entry: Callable[[list[str]], int], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sys.argv
-    words = ["--config-dir", "conf", "scheme=mine", "model=wide", "data=large_batch", "seed=7", "--cfg", "job"]
-    assert entry(words) == 0
-    cfg: Any = OmegaConf.create(capsys.readouterr().out)
-    assert cfg.scheme == {"_target_": "my_methods.coarse", "weight_bits": 3}
-    assert (cfg.model._target_, cfg.model.width) == ("qconv.models.small_cnn", 64)
-    assert (cfg.data._target_, cfg.data.batch_size, cfg.data.seed) == ("qconv.data.DigitsDataModule", 128, 7)
-    assert sys.argv is before
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    build, scheme = NETWORKS[name]
+    return trained(build(), scheme, torch.randn(8, 3, 16, 16))
 
 
-@pytest.mark.parametrize("before", [[], ["scheme=identity"]])
-def test_a_scheme_of_the_current_folder(before: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*before, "scheme._target_=my_methods.coarse", "+scheme.weight_bits=4"]
-    small = ["model.width=4", "optimizer.lr=1e-3", "trainer=cpu", "trainer.max_epochs=1", "run_dir=run"]
-    assert main(["train", *words, *small]) == 0
-    shown = capsys.readouterr()
-    assert "lsq(weight_bits=4, input_bits=2)" in shown.out
-    names = "padding_value, stochastic, surrogate, weight_surrogate"
-    note = f"scheme: ignored {names} of the default, which my_methods.coarse does not take"
-    assert (note in shown.err) == (not before)
-    assert (here / "run/result.json").is_file()
+def every(kinds: int, groups: int) -> Program:
+    """A program with convolutions of bits, codes and floats in a row, with odd windows, and a map as its output."""
+    torch.manual_seed(kinds)
+    program = Program(5)
+    windows = [
+        Window((3, 3), (1, 1), (1, 1, 1, 1)),
+        Window((3, 2), (2, 1), (0, 1, 2, 1), (1, 2)),
+        Window((2, 5), (1, 3), (2, 2, 0, 1), (2, 1)),
+    ]
+    window, channels = windows[kinds], 6 * groups
+    x = program.add(
+        ops.ConvFloats(inputs=(0,), channels=channels, weight=torch.randn(channels, 5, 3, 3), window=windows[0])
+    )
 
+    def affine(place: int, size: float = 1.0) -> int:
+        scale, bias = torch.randn(channels) * size, torch.randn(channels)
+        return program.add(ops.Affine(inputs=(place,), channels=channels, scale=scale, bias=bias))
 
-def test_help_names_the_program_as_called(here: Path) -> None:
-    for command in ([str(Path(sys.executable).with_name("qconv")), "train"], [sys.executable, "-m", "qconv", "train"]):
-        run = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
-        assert "usage: qconv train [" in run.stdout
-        assert run.stderr == ""
-
-
-def test_a_reader_that_stops_reading(here: Path) -> None:
-    qconv = Path(sys.executable).with_name("qconv")
-    for words in ("train --help", "train --cfg job"):
-        ended = subprocess.run(
-            ["bash", "-c", f"'{qconv}' {words} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True
+    x = affine(x)
+    x = program.add(ops.PReLU(inputs=(x,), channels=channels, slope=torch.randn(channels)))
+    edges = torch.randn(9).sort().values
+    codes = torch.tensor([0, 1, 2, 3, 5, 9, 90, 200, 254, 255], dtype=torch.uint8)
+    uneven = program.add(ops.Quantize(inputs=(x,), channels=channels, edges=edges, codes=codes, zero=2, step=0.5))
+    weight = torch.randint(-127, 128, (channels, channels // groups, *window.kernel), dtype=torch.int8)
+    conv: dict[str, Any] = {"channels": channels, "window": window, "groups": groups}
+    a = affine(program.add(ops.ConvCodes(**conv, inputs=(uneven,), weight=weight, zero=2)), 1e-4)
+    small = torch.randint(-8, 8, weight.shape, dtype=torch.int8)
+    levels = torch.arange(16, dtype=torch.uint8)
+    even = ops.Quantize(
+        inputs=(x,), channels=channels, edges=(torch.arange(15) - 7.5) * 0.25, codes=levels, zero=8, step=0.25
+    )
+    b = affine(program.add(ops.ConvCodes(**conv, inputs=(program.add(even),), weight=small, zero=8)), 1e-2)
+    sign = program.add(ops.Sign(inputs=(x,), channels=channels, edge=torch.randn(channels)))
+    signs = torch.randint(0, 2, weight.shape, dtype=torch.int8) * 2 - 1
+    c = affine(program.add(ops.ConvBits(**conv, inputs=(sign,), weight=signs, pad_value=kinds - 1)), 1e-2)
+    ab = program.add(ops.Add(inputs=(a, b), channels=channels))
+    x = program.add(ops.Add(inputs=(ab, c), channels=channels))
+    pool = Window((3, 3), (2, 2), (1, 1, 1, 1), ceil=True)
+    y = program.add(ops.Maximum(inputs=(x,), channels=channels, window=pool))
+    z = program.add(ops.Average(inputs=(x,), channels=channels, window=pool))
+    x = program.add(ops.Add(inputs=(y, z), channels=channels))
+    x = program.add(ops.Clamp(inputs=(x,), channels=channels, low=-2.0, high=3.0))
+    taken = program.add(ops.Take(inputs=(x,), channels=channels + 7, stride=(2, 2), first=3))
+    depth = Window((3, 3), (2, 2), (1, 1, 1, 1))
+    wide = program.add(
+        ops.ConvFloats(
+            inputs=(x,), channels=channels + 7, weight=torch.randn(channels + 7, channels, 3, 3), window=depth
         )
-        assert (ended.returncode, ended.stderr) == (1, b""), words
+    )
+    program.output = program.add(ops.Add(inputs=(wide, taken), channels=channels + 7))
+    return program
 
 
-def test_another_pipe_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    def broken(*given: object) -> None:
-        raise BrokenPipeError(32, "Broken pipe")
-
-    monkeypatch.setattr("qconv.cli.train.run_main", broken)
-    assert train_as("qconv train", []) == 1
-    assert capfd.readouterr().err == "qconv train: error: [Errno 32] Broken pipe\n"
+# The operations
 
 
-def test_flags_may_stand_anywhere() -> None:
-    words = ["seed=1,2", "-m", "model.width=4", "--config-dir", "conf", "scheme=bwn", "--cfg=job"]
-    assert flags_last(words) == [*words[:1], *words[2:3], "scheme=bwn", "-m", "--config-dir", "conf", "--cfg=job"]
-    assert flags_last(["--config-dir"]) == ["--config-dir"]
-    assert flags_last(["--config-di", "conf", "a=1"]) == ["a=1", "--config-di", "conf"]
-    assert flags_last(["--info", "searchpath", "a=1"]) == ["a=1", "--info", "searchpath"]
-    assert flags_last(["--info", "a=1"]) == ["a=1", "--info"]
+def test_floats_against_torch() -> None:
+    x, weight = torch.randn(2, 6, 9, 8), torch.randn(8, 3, 3, 2)
+    window = Window((3, 2), (2, 1), (1, 0, 2, 1), (1, 2))
+    conv = ops.ConvFloats(inputs=(0,), channels=8, weight=weight, window=window, groups=2)
+    exact = F.conv2d(F.pad(x.double(), window.padding), weight.double(), None, (2, 1), 0, (1, 2), 2)
+    assert (conv.run(x) - exact).abs().max() < 1e-5
+    assert conv.run(x).shape[2:] == conv.size((9, 8))
+    for kernel, stride, padding, ceil in [(2, 2, 0, True), (3, 2, 1, True), (3, 1, 1, False), (3, 3, 0, False)]:
+        pads = padding, padding, padding, padding
+        window = Window((kernel, kernel), (stride, stride), pads, ceil=ceil)
+        given: dict[str, Any] = {"inputs": (0,), "channels": 6, "window": window}
+        average = F.avg_pool2d(x, kernel, stride, padding, ceil, count_include_pad=False)
+        assert torch.allclose(ops.Average(**given).run(x), average, atol=1e-6)
+        assert torch.equal(ops.Maximum(**given).run(x), F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil))
+    assert torch.allclose(ops.Mean(inputs=(0,), channels=6).run(x), x.mean((2, 3), keepdim=True), atol=1e-6)
 
 
-def test_the_other_processes_of_a_run_are_called_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = SimpleNamespace(mode=RunMode.RUN, overrides=SimpleNamespace(task=["seed=2", "trainer=ddp"]))
-    monkeypatch.setattr(HydraConfig, "get", lambda: job)
-    words = ["-m", "--config-dir", "conf", "seed=1,2", "trainer=ddp"]
-    cfg = OmegaConf.create({"run_dir": 'runs/a "b"'})
-    assert command_line(["/bin/qconv", "train", *words], words, cfg) == ["/bin/qconv", "train", *words]
-    job.mode = RunMode.MULTIRUN  # the sweep is not to start in each of them
-    alone = ["--config-dir", "conf", "seed=2", "trainer=ddp", r'run_dir="runs/a \"b\""']
-    assert command_line(["/bin/qconv", "train", *words], words, cfg) == ["/bin/qconv", "train", *alone]
-    assert command_line(["train.py", *words], words, cfg) == ["train.py", *alone]
+def test_sums_of_floats_are_fused_in_order() -> None:
+    """2^12 + 1 squared is 2^24 + 2^13 + 1: only a fused sum with −2^24 − 2^13 keeps the 1."""
+    x = torch.tensor([1.0, 4097.0]).view(1, 2, 1, 1)
+    weight = torch.tensor([-(2.0**24) - 2.0**13, 4097.0]).view(1, 2, 1, 1)
+    conv = ops.ConvFloats(inputs=(0,), channels=1, weight=weight, window=Window())
+    assert conv.run(x).item() == 1
+    swapped = ops.ConvFloats(inputs=(0,), channels=1, weight=weight.flip(1), window=Window())
+    assert swapped.run(x.flip(1)).item() == 0  # the product is rounded to a float before the next sum
 
 
-def test_the_next_run_of_a_sweep_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "a")  # by the user
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with forgotten():
-        os.environ["LOCAL_RANK"] = "0"  # by Lightning
-    assert "LOCAL_RANK" not in os.environ
-    assert os.environ["MASTER_ADDR"] == "a"
+# Edges
+
+
+def test_the_order_of_floats() -> None:
+    x = torch.tensor([-torch.inf, -1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, torch.inf])
+    assert torch.equal(float_at(place_of(x)), x)
+    assert (place_of(x).diff() > 0).all()
+    assert (place_of(torch.tensor(0.0)), place_of(torch.tensor(-0.0))) == (0, -1)
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0, 3e-5, 7.3])
+def test_edges_are_the_first_floats(step: float) -> None:
+    number = torch.tensor(step)
+    for codes in (
+        lambda x: (x / number).clamp(-8, 7).round(),
+        lambda x: (x / number).clamp(-8, 7).add(0.5).floor(),
+        lambda x: torch.where(x < 100 * number, -8, 7),
+    ):
+        edges = edges_of(codes, -8, 7, step)
+        assert torch.equal(edges, first_floats(lambda x: codes(x) >= torch.arange(-7, 8), (15,)))  # noqa: B023
+        assert are_edges_of(codes, edges, -8)
+        assert not are_edges_of(codes, edges * (1 + 2**-20), -8)
+    with pytest.raises(NotMonotone, match="a larger number has a smaller code"):
+        edges_of(lambda x: (x / number).clamp(-8, 7).round().neg(), -8, 7, step)
+    with pytest.raises(NotMonotone, match="a code is never reached"):
+        edges_of(lambda x: (x / number).clamp(-8, 6).round(), -8, 7, step)
+
+
+def test_products_stand_for_quotients_only_where_all_edges_agree() -> None:
+    found = set()
+    for step in torch.rand(200) + 0.01:
+        edges = edges_of(lambda x: (x / step).clamp(-128, 127).round(), -128, 127, float(step))  # noqa: B023
+        codes = torch.arange(256, dtype=torch.uint8)
+        quantize = ops.Quantize(inputs=(0,), channels=1, edges=edges, codes=codes, zero=128, step=float(step))
+        form, number = form_of(quantize, -128, 127)
+        found.add(form)
+        near = float_at(place_of(edges).unsqueeze(1) + torch.arange(-3, 4)).view(1, 1, 1, -1)
+        rounded = near * number if form == 0 else near / number
+        assert torch.equal(rounded.clamp(-128, 127).round() + 128, quantize.run(near).float())
+    assert found == {0, 1}
+
+
+# Plans
+
+
+def plan_of(program: Program, size: ops.Size, isa: str | None = None, guard: bool = False) -> Plan:
+    return Plan(program_bytes(program, guard), size, isa)
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("kinds", [0, 1, 2])
+def test_every_operation_in_c(kinds: int, groups: int, isa: str) -> None:
+    program = every(kinds, groups)
+    for size in [(11, 14), (16, 16)]:
+        plan = plan_of(program, size, isa)
+        for count, threads in [(1, 1), (1, 2), (3, 2), (9, 2)]:
+            x = torch.randn(count, 5, *size)
+            wanted = program.run(x)
+            assert torch.equal(plan(x, threads), wanted)
+            assert torch.equal(plan(x.contiguous(memory_format=torch.channels_last), threads), wanted)
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_in_c(name: str, isa: str) -> None:
+    model, x = network(name), torch.randn(5, 3, 17, 13)
+    frozen = freeze(model)
+    program = lower(frozen.network, x)
+    wanted = program.run(x)
+    plan = plan_of(program, (17, 13), isa)
+    assert torch.equal(plan(x, 1).flatten(1), wanted)
+    assert torch.equal(torch.cat([plan(image[None], 2) for image in x]).flatten(1), wanted)
+    assert torch.equal(frozen(x), wanted)
+    assert not frozen.unplanned
+    checked = verify(model, frozen, x)
+    assert checked.equal, f"\n{checked}"
+
+
+def test_a_plan_keeps_to_its_images() -> None:
+    """One plan for each size, and the program is one for all sizes."""
+    frozen = freeze(network("bnn"))
+    for size in (8, 9, 32, 8):
+        x = torch.randn(2, 3, size, size)
+        program = lower(frozen.network, x)
+        assert program.size is None
+        assert torch.equal(frozen(x), program.run(x))
+    with pytest.raises(RuntimeError, match="expected input"):
+        frozen(torch.randn(2, 4, 8, 8))
+
+
+def test_a_linear_layer_of_flattened_images_fixes_their_size() -> None:
+    for scheme in (schemes.bnn(), schemes.lsq(4, 4), None):
+        parts = (
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.Hardtanh(),
+            nn.Flatten(),
+            nn.Linear(8 * 36, 12),
+            nn.Linear(12, 3),
+        )
+        x = torch.randn(4, 3, 8, 8)
+        frozen = freeze(trained(nn.Sequential(*parts), scheme, x))
+        assert torch.equal(frozen(x), lower(frozen.network, x).run(x))
+        assert not frozen.unplanned
+        assert lower(frozen.network, x).size == (8, 8)
+
+
+class Gated(nn.Module):
+    """A network with what a program has no operation for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = self.first(input)
+        return self.second(hidden * hidden.mean((2, 3), keepdim=True).sigmoid())
+
+
+def test_what_a_program_can_not_hold_runs_module_by_module() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = trained(Gated(), schemes.lsq(4, 4), x)
+    frozen = freeze(model)
+    assert verify(model, frozen, x).equal
+    assert frozen.unplanned == "'sigmoid': a program has no operation for it (sigmoid)"
+    frozen = freeze(network("bnn"))
+    planned = frozen(x)
+    assert not frozen.unplanned
+    for other in (x.clone().requires_grad_(), torch.func.vmap):
+        if isinstance(other, Tensor):
+            assert torch.allclose(frozen(other), planned, atol=1e-5)
+        else:
+            assert torch.allclose(other(lambda image: frozen(image[None])[0])(x), planned, atol=1e-5)
+    with torch.autocast("cpu"):
+        assert frozen(x).shape == planned.shape
+
+
+class InPlace(nn.Module):
+    """Values that are written to after another name was given to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.relu = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True)
+
+    def forward(self, input: Tensor) -> Tensor:
+        shortcut = self.first(input)
+        hidden = self.second(self.relu(shortcut))
+        hidden += shortcut  # which is past the ReLU
+        return hidden.mul_(0.5)
+
+
+def test_values_that_are_written_in_place() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = trained(InPlace(), None, x)
+    frozen = freeze(model)
+    assert torch.allclose(frozen(x), model(x.clone()), atol=1e-5)
+    assert not frozen.unplanned
+
+
+def test_nan() -> None:
+    x = torch.randn(4, 3, 8, 8)
+    x[1, 0, 0, 0], x[2, 2, 7, 7] = torch.nan, -torch.inf
+    frozen = freeze(network("bnn"))
+    got, right = frozen(x), frozen(x[[0, 3]])
+    assert got.isnan().all(1).tolist() == [False, True, True, False]
+    assert torch.equal(got[[0, 3]], right)
+
+
+def test_copies_and_threads() -> None:
+    frozen, x = freeze(network("lsq44")), torch.randn(3, 3, 16, 16)
+    wanted = frozen(x)
+    assert torch.equal(copy.deepcopy(frozen)(x), wanted)
+    assert torch.equal(pickle.loads(pickle.dumps(frozen))(x), wanted)
+    other = freeze(network("bnn"))
+    of_other = other(x)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda place: (frozen, other)[place % 2](x), range(64)))
+    assert all(torch.equal(result, (wanted, of_other)[place % 2]) for place, result in enumerate(results))
+    changed = copy.deepcopy(frozen)
+    state = {name: -tensor if name.endswith("fc.bias") else tensor for name, tensor in frozen.state_dict().items()}
+    changed.load_state_dict(state)
+    assert not torch.equal(changed(x), wanted)
+
+
+# Verification of what runs
+
+
+def wrong(program: Program, kind: type, **fields: Any) -> None:
+    """Change the third operation of a kind."""
+    place = [number for number, operation in enumerate(program.operations) if isinstance(operation, kind)][2]
+    program.operations[place] = copy.copy(program.operations[place])
+    for name, change in fields.items():
+        object.__setattr__(program.operations[place], name, change(getattr(program.operations[place], name)))
+
+
+def flipped(weight: Tensor) -> Tensor:
+    return torch.cat([-weight[:1], weight[1:]])
+
+
+FAULTS: dict[str, Callable[[Program], None]] = {
+    "a filter of codes": lambda p: wrong(p, ops.ConvCodes, weight=flipped),
+    "the zero of codes": lambda p: wrong(p, ops.ConvCodes, zero=lambda zero: zero + 1),
+    "edges": lambda p: wrong(p, ops.Quantize, edges=lambda edges: edges * 1.01),
+    "a scale": lambda p: wrong(p, ops.Affine, scale=lambda scale: scale * 1.0001),
+    "a bias": lambda p: wrong(p, ops.Affine, bias=lambda bias: bias + 1e-3),
+    "a filter of floats": lambda p: wrong(p, ops.ConvFloats, weight=flipped),
+    "a shortcut": lambda p: wrong(p, ops.Add, inputs=lambda inputs: (inputs[0], inputs[0])),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_a_program_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = trained(resnet20(downsample="B"), schemes.lsq(4, 4), x := torch.randn(8, 3, 16, 16))
+
+    def faulty(network: nn.Module, sample: Tensor) -> Program:
+        program = lower(network, sample)
+        FAULTS[fault](program)
+        return program
+
+    monkeypatch.setattr("qconv.inference.build.lower", faulty)
+    assert not verify(model, freeze(model), x).equal
+
+
+def test_faults_of_the_kernels_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = network("bnn"), torch.randn(4, 3, 16, 16)
+    frozen = freeze(model)
+    assert verify(model, frozen, x).equal
+    original = FrozenModel.forward
+    monkeypatch.setattr(FrozenModel, "forward", lambda self, images: original(self, images) + 1e-4)
+    assert not verify(model, frozen, x).equal
+
+
+# Files, and qconv_run
+
+
+@pytest.fixture(scope="module")
+def qconv_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, as its first lines say that it is built."""
+    sources, built = Path(qconv.__file__).parent / "kernels" / "csrc", tmp_path_factory.mktemp("c") / "qconv_run"
+    if not sources.is_dir() or shutil.which("cc") is None:
+        pytest.skip("needs the C sources and a compiler")
+    files = [*sources.glob("plan*.c"), sources / "qconv_run.c", sources / "instruction_sets.c"]
+    flags = "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-psabi", "-Werror"
+    subprocess.run(["cc", *flags, "-o", built, *files, "-lm", "-lpthread"], check=True)
+    assert built.stat().st_size < 400_000
+    return built
+
+
+@pytest.mark.parametrize("name", ["bireal", "lsq88", "apot44"])
+def test_qconv_run_prints_what_freeze_gives(name: str, qconv_run: Path, tmp_path: Path) -> None:
+    model, x = network(name), torch.randn(70, 3, 12, 9)
+    qconv.save_program(model, tmp_path / "model.qcp", x[:4])
+    command = [qconv_run, tmp_path / "model.qcp", "12", "9", "2"]
+    printed = subprocess.run(command, input=bytes(x.numpy()), capture_output=True, check=True).stdout.decode()
+    outputs = torch.tensor([[float(number) for number in line.split()] for line in printed.splitlines()])
+    assert torch.equal(outputs, freeze(model)(x))
+
+
+def test_messages_of_qconv_run(qconv_run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.qcp"
+    qconv.save_program(network("bnn"), file, torch.randn(1, 3, 8, 8))
+    (tmp_path / "cut.qcp").write_bytes(file.read_bytes()[:-100])
+    for arguments, rc, message in [
+        ([], 2, "usage: "),
+        ([file, "8"], 2, "usage: "),
+        ([file, "8", "eight"], 2, "usage: "),
+        ([tmp_path / "none.qcp", "8", "8"], 1, "none.qcp: No such file or directory"),
+        ([tmp_path / "cut.qcp", "8", "8"], 1, "cut.qcp: "),
+        ([file, "8", "8"], 1, "the standard input: it ends within an image"),
+    ]:
+        done = subprocess.run([qconv_run, *arguments], input=bytes(100), capture_output=True, check=False)
+        assert (done.returncode, message in done.stderr.decode()) == (rc, True), done.stderr
+
+
+def test_what_has_no_program_is_refused_by_name(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"the model has no program: 'sigmoid': a program has no operation for it"):
+        qconv.save_program(trained(Gated(), schemes.lsq(4, 4), x), tmp_path / "model.qcp", x)
+    assert not (tmp_path / "model.qcp").exists()

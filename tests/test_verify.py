@@ -277,6 +277,7 @@ def test_a_few_codes_of_a_small_layer_are_found() -> None:
     frozen = freeze(model)
     sample = input[:1]
     assert verify(model, frozen, sample).equal
+    frozen = copy.deepcopy(frozen)
     frozen.network.set_submodule("2", Last(nn.PReLU(), lambda x: torch.cat([-x[:, :3], x[:, 3:]], 1)))
     checked = verify(model, frozen, sample)
     assert not checked.equal
@@ -292,10 +293,10 @@ def test_one_channel_of_many_is_found() -> None:
     model = trained(nn.Sequential(*stem, nn.Conv2d(512, 64, 1), *head(64)), schemes.bnn(), input)
     frozen = freeze(model)
     assert verify(model, frozen, input).equal
+    before, frozen = frozen(input), copy.deepcopy(frozen)
     network = frozen.network
     norm: Any = network.get_submodule("2")
     with torch.no_grad():
-        before = frozen(input)
         values = norm(network.get_submodule("1")(network.get_submodule("0")(input)))[:, 5].flatten().sort().values
         norm.bias[5] -= values[3:5].mean()  # half of the samples get one sign
         count = int((values > 0).sum())
@@ -328,6 +329,8 @@ def test_codes_at_an_edge(name: str) -> None:
     assert checked.equal, f"\n{checked}"
     kinds = {"dorefa": "integer", "pact": "integer", "n2uq": "integer", "adabin": "offset"}
     assert checked.layers[0].arithmetic == kinds.get(name, "float")
+    frozen = copy.deepcopy(frozen)
+    stem = frozen.find("stem")
     with torch.no_grad():
         stem.weight.mul_(1.01)
     checked = verify(model, frozen, input)

@@ -9,28 +9,34 @@ from ..runs.run_files import PACKED
 from .source import Source, add_model
 
 PICTURES = 256  # of a run, if none are named
+PROGRAM = "model.qcp"
 
 
 def add(commands: Any) -> None:
     """Add the command and its arguments."""
     parser = commands.add_parser(
         "export",
-        help="write a trained model as a packed or ONNX file",
-        description="Write a trained model as a packed or ONNX file. --to packed packs the best checkpoint of a run; "
-        "--to onnx exports the packed file, or the checkpoint if there is none; it needs example images: the files "
-        "that you name (then there must be a packed file), else training images of the run.",
+        help="write a trained model as a packed file, an ONNX file, or a program",
+        description="Write a trained model to a file. --to packed packs the best checkpoint of a run. --to onnx, and "
+        "--to program for qconv_run, which needs no Python, take the packed file, or the checkpoint if there is none; "
+        "they need example images: the files that you name (then there must be a packed file), else training images "
+        "of the run.",
         epilog="example: qconv export outputs/2026-01-31/12-00-00 --to onnx",
     )
     add_model(parser, "; --to packed takes only a run")
     parser.add_argument(
-        "pictures", metavar="IMAGE", nargs="*", help=f"image files, for --to onnx (default: {PICTURES} of the run)"
+        "pictures",
+        metavar="IMAGE",
+        nargs="*",
+        help=f"image files, not for --to packed (default: {PICTURES} of the run)",
     )
-    parser.add_argument("--to", choices=["packed", "onnx"], required=True, help="the kind of file")
+    parser.add_argument("--to", choices=["packed", "onnx", "program"], required=True, help="the kind of file")
     parser.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
-        help=f"default: {PACKED} or model.onnx in the folder of the run or file; for the zoo, in the current folder",
+        help=f"default: {PACKED}, model.onnx or {PROGRAM} in the folder of the run or file; for the zoo, in the "
+        "current folder",
     )
     parser.add_argument(
         "--round-outputs",
@@ -65,21 +71,29 @@ def run(options: argparse.Namespace) -> int:
     source: Source = options.model
     folder = source.path if source.is_run else source.path.parent
     compared = None
+    chosen = {name: getattr(options, name) for name in ("round_outputs", "four_bits", "any_size")}
+    if options.to != "onnx" and any(chosen.values()):
+        raise ValueError("--round-outputs, --four-bits and --any-size are for --to onnx")
     if options.to == "packed":
-        if options.pictures or options.round_outputs or options.four_bits or options.any_size:
-            raise ValueError("IMAGE, --round-outputs, --four-bits and --any-size are for --to onnx")
+        if options.pictures:
+            raise ValueError("--to packed takes no IMAGE")
         if not source.is_run:
             raise ValueError(f"{source.path} must be the folder of a run: this is a packed model already")
         out = options.out or folder / PACKED
         source.run.pack(out)
     else:
-        from ..onnx import export_onnx
-
-        out = options.out or folder / "model.onnx"
         example = source.inputs(options.pictures, PICTURES, "train")
         model = source.predictor.model if options.pictures else source.shipped()
-        chosen = {name: getattr(options, name) for name in ("round_outputs", "four_bits", "any_size")}
-        compared = export_onnx(model, out, example, **chosen, metadata=_described(source))
+        if options.to == "program":
+            from ..inference import save_program
+
+            out = options.out or folder / PROGRAM
+            save_program(model, out, example)
+        else:
+            from ..onnx import export_onnx
+
+            out = options.out or folder / "model.onnx"
+            compared = export_onnx(model, out, example, **chosen, metadata=_described(source))
     print(f"{out}: {out.stat().st_size:,} bytes")
     if compared is not None:
         print(f"against the trained model: {compared}")

@@ -20,10 +20,14 @@ from ..lean import lean
 from ..packed.layer import check_called, check_shippable, current
 from ..packed.tensors import check_values, inner_model, joined
 from ..packed.weight import describe_weight
+from ..program.operations import Program
+from ..program.plan import NotFused, Planned
 from ..quantizers import Quantizer
+from ..quantizers.base import is_plain, is_wrapped
 from .defaults import of_shipping
 from .frozen_layers import IntegerLayer
 from .functional import trained_module
+from .lower import Refused, lower
 from .parts import find
 from .proof import Parts, find_sample, takes
 from .rewrite import Frozen, Rewriter, make_contiguous
@@ -35,12 +39,15 @@ _TRACING = threading.RLock()  # while `torch.fx` traces, modules called by any t
 class FrozenModel(nn.Module):
     """A model for inference on integers: `network` computes, and `layers` describes how.
 
+    On the CPU, float32 images go through the network as one plan in C, if a program can hold it (`unplanned`).
+
     Attributes:
         layers: the result for each quantized layer.
         untraced: the modules with a forward that stays Python, and why; modules inside them may be frozen.
         nan: the treatment of samples with NaN, "pass" or "refuse", as in `freeze`.
         functions: modules that compute the functions called in forwards, by their names in `Frozen.folded`.
         batch_dims: the number of dimensions of a batch; None if unknown.
+        unplanned: why images go through `network` module by module; empty if they do not. Known from the first images.
     """
 
     def __init__(
@@ -56,7 +63,9 @@ class FrozenModel(nn.Module):
         self.network, self.layers, self.untraced, self.nan = network, layers, untraced or {}, nan
         self.functions = {} if functions is None else dict(functions)
         self.batch_dims = batch_dims
-        self._hides_nan = any(told.arithmetic in ("integer", "shift") for told in layers)
+        self.unplanned = ""
+        self._hides_nan = any(told.arithmetic != "float" for told in layers)
+        self._planned: Planned | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of the trained model in evaluation.
@@ -65,13 +74,43 @@ class FrozenModel(nn.Module):
             ValueError: NaN or inf in the input of a model frozen with ``nan="refuse"``; a single sample instead of a
                 batch, if the model can't compute it.
         """
-        if not self._hides_nan and self.nan == "pass":
-            return self._run(input)
+        planned = self._plan(input)
+        if self.nan == "pass" and (planned is not None or not self._hides_nan):  # a plan knows NaN by itself
+            return self._run(input) if planned is None else planned(input)
         wrong = ~input.isfinite()
         wrong = wrong.flatten(1).any(1) if input.ndim > 1 else wrong.any().view(1)
         if self.nan == "refuse" and bool(wrong.any()):
             raise ValueError(f"input has NaN or inf in {int(wrong.sum())} of {len(input)} samples")
+        if planned is not None:
+            return planned(input)
         return tree_map(lambda output: _with_nan(output, wrong), self._run(input))
+
+    def program(self, input: Tensor) -> Program | None:
+        """Return the network as a list of operations for images like `input`; None if there is no plan for them."""
+        return None if self._plan(input) is None else lower(self.network, input)
+
+    def program_bytes(self, input: Tensor) -> bytes:
+        """Return the file of the network's program for images like `input`, as `qconv.save_program` writes it.
+
+        Raises:
+            ValueError: there is no plan for them.
+        """
+        planned = self._plan(input)
+        if planned is None:
+            reason = self.unplanned or f"its input (of shape {tuple(input.shape)}) is not images"
+            raise ValueError(f"the model has no program: {reason}")
+        return bytes(planned.content.numpy())
+
+    def _plan(self, input: Tensor) -> Planned | None:
+        """Return what runs these images as a plan; None if they go through the network module by module."""
+        if self.unplanned or not _is_plain_images(input):
+            return None
+        if self._planned is None or not self._planned.takes(input):
+            try:
+                self._planned = Planned(lower(self.network, input), self._hides_nan)
+            except (Refused, NotFused) as reason:
+                self.unplanned = str(reason).partition("\n")[0]  # torch.fx adds where it was
+        return self._planned
 
     def _run(self, input: Tensor) -> Tensor:
         if input.ndim == 4 and isinstance(self.network, fx.GraphModule):  # the format of the integer operators
@@ -102,6 +141,13 @@ class FrozenModel(nn.Module):
         """
         function = self.functions.get(name)
         return trained_module(model, name) if function is None else function
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planned": None}  # a copy may be changed before it runs
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self._planned = None
+        super()._load_from_state_dict(*args, **options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if fn(torch.zeros(1, dtype=torch.float32, device="cpu")).dtype != torch.float32:
@@ -234,6 +280,19 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
     return made
 
 
+def _is_plain_images(input: Tensor) -> bool:
+    """Whether these are images that C may read: nothing is traced or differentiated, and no mode looks on."""
+    return (
+        is_plain(input)
+        and input.is_cpu
+        and (input.dtype, input.ndim) == (torch.float32, 4)
+        and input.numel() > 0
+        and not (torch.compiler.is_compiling() or is_wrapped(input) or torch.is_autocast_enabled("cpu"))
+        and not (torch.is_grad_enabled() and input.requires_grad)
+        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+
 def _with_nan(output: Any, wrong: Tensor) -> Any:
     """Set bad samples of an output to NaN; an output without samples becomes NaN if any sample is bad."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -254,7 +313,7 @@ def _untouched(name: str, reason: str) -> Frozen:
 def _run(frozen: FrozenModel, sample: Tensor) -> None:
     """Check that the frozen model accepts the inputs of the trained one."""
     try:
-        frozen(sample)
+        frozen._run(sample)
     except RuntimeError as error:
         if not isinstance(frozen.network, fx.GraphModule) or not make_contiguous(frozen.network):
             raise ValueError(f"the frozen model can't compute what the trained one does: {error}") from error

@@ -40,10 +40,12 @@ def freeze(
     Python, and why. If such a module reaches into a part that is frozen as a whole, and no input has shown it before, a
     `ReadBeside` that names the part is raised when it happens.
 
-    Integers have no NaN. A trained sign gives +1 or -1 for it, by its sign bit, a frozen one +1. All other quantizers
-    pass it on; a frozen model with layers of such codes gives NaN for each sample whose input has a NaN or an inf, of
-    which a float layer may make NaN. (An ONNX file does not.) A NaN that arises inside, as in 0 / 0 between two layers,
-    becomes a code.
+    On the CPU, images go through the frozen network as one plan of kernels in C, if a `Program` can hold it: the same
+    bits on every processor, for any number of threads and images. `FrozenModel.unplanned` says why not, and then its
+    modules run one by one. A plan is made with the first images: change a frozen model before that, or a copy.
+
+    Integers have no NaN: a sample with NaN or inf gives an output of NaN. (An ONNX file does not.) A NaN that arises
+    inside, as in 0 / 0 between two layers, becomes a code.
 
     Args:
         model: the trained model.

@@ -2,16 +2,25 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ..program.operations import ConvBits, ConvCodes, ConvFloats
+from .build import FrozenModel
 from .float_error import Rounded, Rounding, laid_out
 from .layer_check import Call, LayerCheck, LayerPair
 from .layer_input import check_input
 
 Calls = dict[str, list[Call]]
+
+
+class Own(NamedTuple):
+    """The input of a layer in a frozen network's own run: codes, or floats."""
+
+    values: Tensor
+    is_codes: bool
 
 
 def calls_and_output(model: nn.Module, batch: Tensor, layers: Mapping[str, nn.Module]) -> tuple[Calls, Tensor]:
@@ -27,6 +36,29 @@ def calls_and_output(model: nn.Module, batch: Tensor, layers: Mapping[str, nn.Mo
         return seen, model(batch)
 
 
+def own_inputs(frozen: FrozenModel, batch: Tensor, pairs: Mapping[str, LayerPair]) -> dict[str, list[Own]]:
+    """The inputs of all layers when the frozen network runs as a whole: by its program, or module by module."""
+    program = frozen.program(batch)
+    if program is None:
+        calls, _ = calls_and_output(frozen, batch, {name: pair.whole for name, pair in pairs.items()})
+        return {name: [_received(pairs[name], call) for call in of_layer] for name, of_layer in calls.items()}
+    found: dict[str, list[Own]] = {name: [] for name in pairs}
+    values = program.values(batch)
+    for operation in program.operations:
+        name = "" if "" in found else operation.origin  # a model that is a layer
+        if isinstance(operation, ConvBits | ConvCodes | ConvFloats) and name in found:
+            given = values[operation.inputs[0]]
+            if isinstance(operation, ConvCodes):
+                given = given.long() - operation.zero
+            found[name].append(Own(given, not isinstance(operation, ConvFloats)))
+    return found
+
+
+def _received(pair: LayerPair, call: Call) -> Own:
+    codes = pair.codes_of(call.input) if call.input.numel() else None
+    return Own(call.input, False) if codes is None else Own(codes, True)
+
+
 class Guided:
     """Runs the trained model in exact arithmetic, with the frozen layers' inputs in its layers.
 
@@ -35,11 +67,11 @@ class Guided:
         last: the name of the last layer that was called.
     """
 
-    def __init__(self, model: nn.Module, pairs: Mapping[str, LayerPair], own: Calls) -> None:
+    def __init__(self, model: nn.Module, pairs: Mapping[str, LayerPair], own: dict[str, list[Own]]) -> None:
         self.model, self.pairs = model, pairs
         self.found = {name: pair.nothing for name, pair in pairs.items()}
         self.last = ""
-        self._own = {name: [call.input for call in calls] for name, calls in own.items()}
+        self._own = {name: list(inputs) for name, inputs in own.items()}
         self._rounding = Rounding()
         self._running: list[tuple[LayerPair, Tensor, Tensor | None]] = []
 
@@ -53,7 +85,7 @@ class Guided:
             with self._rounding:
                 output = self.model(batch)
         for name, left in self._own.items():
-            count = sum(values.numel() for values in left)  # of calls that the trained model does not make
+            count = sum(own.values.numel() for own in left)  # of calls that the trained model does not make
             self._add(name, {"drift": count, "unexplained": count, "elements": count})
         return self._rounding.of(output)
 
@@ -63,11 +95,11 @@ class Guided:
             self.last = name
             input = Call(args, kwargs).input
             wanted = self._rounding.of(input)
-            own = self._own[name].pop(0) if self._own[name] else input.new_zeros(0)
-            codes = pair.codes_of(own) if own.numel() else None
-            self._add(name, check_input(pair.layer, wanted, own if codes is None else codes, codes is not None))
-            if codes is not None and codes.shape != input.shape:
-                codes = None
+            own, is_codes = self._own[name].pop(0) if self._own[name] else Own(input.new_zeros(0), False)
+            if own.numel() == input.numel():  # a linear layer's rows are images of one pixel
+                own = own.reshape(input.shape)
+            self._add(name, check_input(pair.layer, wanted, own, is_codes))
+            codes = own if is_codes and own.shape == input.shape else None
             if own.is_floating_point() and own.shape == input.shape and codes is None:
                 input = laid_out(own, input)  # the trained modules may read its strides
             self._running.append((pair, input, codes))

@@ -1,0 +1,32 @@
+"""Program files: frozen networks for `qconv_run` and the C API, without Python."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..ground.files import atomic_file
+from .freeze import freeze
+
+
+@torch.no_grad()
+def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor) -> None:
+    """Write a trained model as a program, which ``qconv_run`` runs without Python (docs: Without Python).
+
+    The file holds a list of kernels and the weights in their bits; it knows neither the processor nor, unless a linear
+    layer takes flattened images, the size of images. What the C code prints equals ``freeze(model)``, bit for bit.
+
+    Args:
+        model: the trained model.
+        path: of the file.
+        example: typical images (N, C, H, W), on which `verify` compares the frozen model with the trained one.
+
+    Raises:
+        TypeError, ValueError: as `freeze`.
+        ValueError: a program has no operation for a part of the model, which the message names.
+    """
+    frozen = freeze(model, example=example)
+    content = frozen.program_bytes(example.detach().cpu().float())
+    with atomic_file(Path(path)) as file:
+        file.write(content)

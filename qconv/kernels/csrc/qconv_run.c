@@ -1,0 +1,97 @@
+/* qconv_run: the outputs of a program for images on the standard input.
+ *
+ * Build it with the files of the runtime, on any machine with a C compiler:
+ *   cc -O3 -ffp-contract=off -o qconv_run qconv_run.c plan*.c instruction_sets.c -lm -lpthread
+ */
+#include "plan.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { AT_ONCE = 64 }; /* images */
+
+static int fail(const char *what, const char *why) {
+    fprintf(stderr, "qconv_run: %s: %s\n", what, why);
+    return 1;
+}
+
+/* The whole file, in memory that fits any alignment; NULL after a message. */
+static char *read_file(const char *path, size_t *count) {
+    FILE *file = fopen(path, "rb");
+    char *bytes = NULL;
+    *count = 0;
+    if (file == NULL) return fail(path, strerror(errno)), NULL;
+    for (size_t room = 1 << 16;; room *= 2) {
+        char *larger = realloc(bytes, room);
+        if (larger == NULL) {
+            free(bytes), bytes = NULL;
+            fail(path, "no memory");
+            break;
+        }
+        bytes = larger;
+        *count += fread(bytes + *count, 1, room - *count, file);
+        if (*count < room) break;
+    }
+    if (bytes != NULL && ferror(file)) {
+        free(bytes), bytes = NULL;
+        fail(path, "it can't be read");
+    }
+    fclose(file);
+    return bytes;
+}
+
+static int64_t number(const char *text) {
+    char *end;
+    const long value = strtol(text, &end, 10);
+    return *text == '\0' || *end != '\0' || value < 1 || value > 65535 ? -1 : value;
+}
+
+/* The outputs of an image on a line. */
+static void print(const float *output, int64_t count) {
+    for (int64_t i = 0; i < count; i++) printf(i ? " %.9g" : "%.9g", (double)output[i]);
+    printf("\n");
+}
+
+static int run(Plan *plan, int threads) {
+    int64_t sizes[8] = {0};
+    if (plan_sizes(plan, sizes, 8) != 8) return fail("the program", "it has several outputs");
+    const int64_t c = sizes[0], h = sizes[1], w = sizes[2], pixels = c * h * w, outputs = sizes[5] * sizes[6] * sizes[7];
+    const int64_t strides[4] = {pixels, h * w, w, 1};
+    float *input = malloc((size_t)(AT_ONCE * pixels) * sizeof *input);
+    float *output = malloc((size_t)(AT_ONCE * outputs) * sizeof *output);
+    int failed = input == NULL || output == NULL ? fail("the images", "no memory") : 0;
+    while (!failed) {
+        const size_t numbers = fread(input, sizeof *input, (size_t)(AT_ONCE * pixels), stdin);
+        const int64_t n = (int64_t)numbers / pixels;
+        if (n > 0 && plan_run(plan, input, strides, n, threads, &output)) failed = fail("the images", "no memory");
+        for (int64_t i = 0; i < n && !failed; i++) print(output + i * outputs, outputs);
+        if (!failed && (int64_t)numbers % pixels) failed = fail("the standard input", "it ends within an image");
+        if ((int64_t)numbers < AT_ONCE * pixels) break;
+    }
+    free(input);
+    free(output);
+    return failed;
+}
+
+int main(int count, char **arguments) {
+    const int64_t height = count > 3 ? number(arguments[2]) : -1, width = count > 3 ? number(arguments[3]) : -1;
+    const int64_t threads = count > 4 ? number(arguments[4]) : 1;
+    if (count < 4 || count > 5 || height < 0 || width < 0 || threads < 0) {
+        fprintf(stderr, "usage: %s PROGRAM HEIGHT WIDTH [THREADS] < IMAGES\n", arguments[0]);
+        fprintf(stderr, "IMAGES: float32 numbers (channels, HEIGHT, WIDTH), one image after the other, as the network\n"
+                        "takes them. Prints a line with the outputs of each.\n");
+        return 2;
+    }
+    size_t size;
+    char error[PLAN_MESSAGE] = "";
+    char *bytes = read_file(arguments[1], &size);
+    if (bytes == NULL) return 1;
+    Plan *plan = plan_open(bytes, size, height, width, PLAN_BEST, error);
+    free(bytes);
+    if (plan == NULL) return fail(arguments[1], *error ? error : "no memory");
+    const int failed = run(plan, (int)threads);
+    plan_close(plan);
+    return failed;
+}

@@ -1,0 +1,1 @@
+"""Programs: frozen networks as short lists of exact operations, and the plans in C that run them."""

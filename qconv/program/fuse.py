@@ -1,0 +1,234 @@
+"""Fusing: the operations of a program as kernels, each with what follows it on the way to memory."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .operations import (
+    Add,
+    Affine,
+    Average,
+    Clamp,
+    ConvBits,
+    ConvCodes,
+    ConvFloats,
+    Input,
+    Maximum,
+    Mean,
+    Operation,
+    PReLU,
+    Program,
+    Quantize,
+    Sign,
+    Take,
+    Window,
+)
+
+_SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum
+_MOST_CODES = 2
+
+
+class NotFused(ValueError):  # noqa: N818  # not an error: the reason why a network stays as it is
+    """Raised with the reason why kernels can't run a program."""
+
+
+class Residual(NamedTuple):
+    """A stored value that a kernel adds: every `stride`-th row and column; channel c is its channel ``c − first``."""
+
+    value: int
+    stride: int
+    first: int
+
+
+class Shifted(NamedTuple):
+    """``PReLU(x + before_c, slope_c) + after_c``, up to the operation `last`."""
+
+    before: Tensor
+    slope: Tensor
+    after: Tensor
+    last: int
+
+
+@dataclass
+class Kernel:
+    """An operation that makes numbers, and what is done to them before they are stored, in this order.
+
+    Attributes:
+        source: the operation; a `Maximum` of one pixel where a stored value is changed alone.
+        value: the number of the operation whose value is stored.
+        affine: a scale and a bias.
+        residual: what is added.
+        prelu: with shifts around it.
+        clamp: the ends.
+        floats: whether the value is stored as floats.
+        codes: the operations whose codes of it are stored, by number; two at most.
+        signs: the operation whose signs of it are stored, by number; one at most.
+    """
+
+    source: Operation
+    value: int
+    affine: Affine | None = None
+    residual: Residual | None = None
+    prelu: Shifted | None = None
+    clamp: Clamp | None = None
+    floats: bool = False
+    codes: dict[int, Quantize] = field(default_factory=dict)
+    signs: dict[int, Sign] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> int:
+        """How many stages are closed: 0 if all may be taken, 4 if none."""
+        taken = self.affine, self.residual, self.prelu, self.clamp
+        return max((place + 1 for place, stage in enumerate(taken) if stage is not None), default=0)
+
+
+def fuse(program: Program) -> list[Kernel]:
+    """Return the kernels of a program, in order; each takes in what follows it while nothing else reads the value.
+
+    Raises:
+        NotFused: a kernel can't store what the program asks for.
+    """
+    return _Fusing(program).run()
+
+
+class _Fusing:
+    def __init__(self, program: Program) -> None:
+        self.program, self.operations = program, program.operations
+        self.readers: list[list[int]] = [[] for _ in self.operations]
+        for place, operation in enumerate(self.operations):
+            for given in operation.inputs:
+                self.readers[given].append(place)
+        self.shifted = dict(map(self._shifted, (p for p, o in enumerate(self.operations) if isinstance(o, PReLU))))
+        self.kernels: list[Kernel] = []
+        self.stored: dict[int, Kernel] = {}
+        self.folded: set[int] = set()
+
+    def run(self) -> list[Kernel]:
+        for place, operation in enumerate(self.operations):
+            if place in self.folded:
+                continue
+            if isinstance(operation, _SOURCES):
+                if operation.inputs:
+                    self._read(operation.inputs[0])
+                self._start(Kernel(operation, place))
+            elif isinstance(operation, Quantize | Sign):
+                self._coded(place, operation)
+            elif not isinstance(operation, Take):  # which is stored only if something needs it so
+                given = operation.inputs[0]
+                self._read(given)
+                kernel = Kernel(_passing(given, operation.channels, operation.origin), given)
+                if not self._extend(kernel, place):
+                    raise NotFused(f"'{operation.origin}': {type(operation).__name__}")
+                self._start(kernel)
+        self._read(self.program.output)
+        return self.kernels
+
+    def _start(self, kernel: Kernel) -> None:
+        """Add a kernel, after folding what follows into it."""
+        while not isinstance(kernel.source, Input) and (following := self._only_reader(kernel.value)) is not None:
+            if not self._extend(kernel, following):
+                break
+        self.kernels.append(kernel)
+        self.stored[kernel.value] = kernel
+
+    def _only_reader(self, value: int) -> int | None:
+        readers = self.readers[value]
+        return readers[0] if len(readers) == 1 and value != self.program.output else None
+
+    def _extend(self, kernel: Kernel, place: int) -> bool:
+        """Make an operation the next stage of a kernel, if it can be."""
+        operation, last = self.operations[place], place
+        if place in self.shifted and kernel.stage < 3:
+            kernel.prelu, last = self.shifted[place], self.shifted[place].last
+        elif isinstance(operation, Affine) and kernel.stage < 1:
+            kernel.affine = operation
+        elif isinstance(operation, Add) and kernel.stage < 2:
+            first, second = operation.inputs
+            kernel.residual = self._residual(second if first == kernel.value else first)
+            if kernel.residual is None:
+                return False
+        elif isinstance(operation, Clamp) and kernel.stage < 4:
+            kernel.clamp = operation
+        else:
+            return False
+        kernel.value = last
+        self.folded.update(range(place, last + 1))
+        return True
+
+    def _shifted(self, place: int) -> tuple[int, Shifted]:
+        """Return a PReLU with the additions of numbers around it, and the first operation of the three."""
+        prelu: Any = self.operations[place]
+        nothing = torch.zeros(prelu.channels)
+        first, before, last, after = place, nothing, place, nothing
+        given: Any = self.operations[prelu.inputs[0]]
+        if place == prelu.inputs[0] + 1 and _is_shift(given) and self._only_reader(place - 1) == place:
+            first, before = place - 1, given.bias
+        if self._only_reader(place) == place + 1 and _is_shift(following := cast(Any, self.operations[place + 1])):
+            last, after = place + 1, following.bias
+        return first, Shifted(before, prelu.slope, after, last)
+
+    def _residual(self, value: int) -> Residual | None:
+        """Return a stored value, perhaps behind takes; None if it is not stored yet."""
+        rows = columns = 1
+        base, first = value, 0
+        while isinstance(take := self.operations[base], Take) and base not in self.stored:
+            rows, columns, first = rows * take.stride[0], columns * take.stride[1], first + take.first
+            base = take.inputs[0]
+        if base not in self.stored:
+            return None
+        if rows != columns:
+            self._read(value)
+            return Residual(value, 1, 0)
+        self.stored[base].floats = True
+        return Residual(base, rows, first)
+
+    def _read(self, value: int) -> None:
+        """Make the value stored in the form that its operation gives."""
+        operation = self.operations[value]
+        if isinstance(operation, Quantize | Sign):
+            return  # a kernel stores it already
+        if value not in self.stored:
+            if not isinstance(operation, Take) or operation.first or operation.channels != self._channels(operation):
+                raise NotFused(f"'{operation.origin}': {type(operation).__name__}")
+            self._read(operation.inputs[0])
+            window = Window(stride=operation.stride)
+            source = Maximum(
+                inputs=operation.inputs, channels=operation.channels, origin=operation.origin, window=window
+            )
+            self._start(Kernel(source, value))
+        self.stored[value].floats = True
+
+    def _channels(self, operation: Operation) -> int:
+        return self.operations[operation.inputs[0]].channels
+
+    def _coded(self, place: int, operation: Quantize | Sign) -> None:
+        """Let the kernel that stores a value store its codes or signs, too; else a kernel of its own."""
+        (value,) = operation.inputs
+        kernel = self.stored.get(value)
+        if kernel is None or isinstance(kernel.source, Input) or not _add_coded(kernel, place, operation):
+            self._read(value)
+            kernel = Kernel(_passing(value, operation.channels, operation.origin), value)
+            self.kernels.append(kernel)
+            _add_coded(kernel, place, operation)
+
+
+def _add_coded(kernel: Kernel, place: int, operation: Quantize | Sign) -> bool:
+    """Add an output to a kernel; return whether there is room for it."""
+    if isinstance(operation, Sign):
+        if not kernel.signs:
+            kernel.signs[place] = operation
+        return place in kernel.signs
+    if len(kernel.codes) < _MOST_CODES:
+        kernel.codes[place] = operation
+    return place in kernel.codes
+
+
+def _passing(value: int, channels: int, origin: str) -> Maximum:
+    return Maximum(inputs=(value,), channels=channels, origin=origin, window=Window())
+
+
+def _is_shift(operation: Operation) -> bool:
+    """Whether it only adds a number to each channel."""
+    return isinstance(operation, Affine) and bool((operation.scale == 1).all())

@@ -1,0 +1,330 @@
+"""The operations of a program, each with its definition in torch.
+
+Values are (N, C, H, W): floats (float32), signs (±1), or codes (whole numbers that fit in a byte). Sums of signs and of
+codes are exact. Each operation on floats is rounded once, in the order that its definition gives, so every runtime that
+neither contracts nor reorders them gives the same bits. Tensors "of channels" are (C,) float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Size = tuple[int, int]
+
+
+class Window(NamedTuple):
+    """The window of a convolution or pooling: rows first; ``padding`` is left, right, top, bottom."""
+
+    kernel: Size = (1, 1)
+    stride: Size = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: Size = (1, 1)
+    ceil: bool = False
+
+    def size(self, size: Size) -> Size:
+        """Return height and width of the output for an input of this size."""
+        left, right, top, bottom = self.padding
+        return self._along(0, size[0], top, bottom), self._along(1, size[1], left, right)
+
+    def _along(self, axis: int, size: int, before: int, after: int) -> int:
+        stride, reach = self.stride[axis], self.dilation[axis] * (self.kernel[axis] - 1) + 1
+        steps = size + before + after - reach
+        count = -(-steps // stride) if self.ceil else steps // stride
+        # As in torch, no window begins in the padding at the end.
+        return count + 1 if not self.ceil or count * stride < size + before else count
+
+    def taps(self, padded: Tensor, out: Size) -> list[Tensor]:
+        """Return the pixels of each tap for all outputs, (N, C, *out) each, rows first."""
+        found = []
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                rows = padded.narrow(2, i * self.dilation[0], (out[0] - 1) * self.stride[0] + 1)[
+                    :, :, :: self.stride[0]
+                ]
+                columns = rows.narrow(3, j * self.dilation[1], (out[1] - 1) * self.stride[1] + 1)
+                found.append(columns[..., :: self.stride[1]])
+        return found
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Operation:
+    """An operation of a program.
+
+    Attributes:
+        inputs: the numbers of the operations whose values it takes.
+        channels: of its output.
+        origin: the name of the module or function in the trained network.
+    """
+
+    inputs: tuple[int, ...]
+    channels: int
+    origin: str = ""
+
+    def run(self, *values: Tensor) -> Tensor:
+        """Return the output: the definition."""
+        raise NotImplementedError(f"{type(self).__name__} defines no run()")
+
+    def size(self, size: Size) -> Size:
+        """Return height and width of the output for the first input's."""
+        return size
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Input(Operation):
+    """The images, floats."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Conv(Operation):
+    weight: Tensor  # (C_out, C / groups, kh, kw)
+    window: Window
+    groups: int = 1
+
+    def size(self, size: Size) -> Size:
+        return self.window.size(size)
+
+    def _exact(self, padded: Tensor) -> Tensor:
+        stride, dilation = self.window.stride, self.window.dilation
+        return F.conv2d(padded.double(), self.weight.double(), None, stride, 0, dilation, self.groups).float()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ConvBits(_Conv):
+    """Sums of signs times signs; the padding counts as `pad_value`, −1, 0 or 1."""
+
+    pad_value: int = 0
+
+    def run(self, *values: Tensor) -> Tensor:
+        return self._exact(F.pad(values[0].double(), self.window.padding, value=self.pad_value))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ConvCodes(_Conv):
+    """Sums of ``(code − zero) · weight`` with whole weights of up to 8 bits; the padding counts as 0."""
+
+    zero: int = 0
+
+    def run(self, *values: Tensor) -> Tensor:
+        return self._exact(F.pad(values[0].double() - self.zero, self.window.padding))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ConvFloats(_Conv):
+    """Sums of floats times floats from 0 on: a fused multiply-add for each tap, by rows, columns, input channels."""
+
+    def run(self, *values: Tensor) -> Tensor:
+        (x,), weight = values, self.weight.double()
+        taps = self.window.taps(F.pad(x, self.window.padding), self.size((x.shape[2], x.shape[3])))
+        inputs, outputs = weight.shape[1], len(weight) // self.groups
+        sums = torch.zeros(len(x), self.channels, *taps[0].shape[2:], device=x.device)
+        for tap, of_tap in zip(taps, weight.flatten(2).unbind(2), strict=True):
+            of_groups = tap.unflatten(1, (self.groups, inputs)).double()
+            for c in range(inputs):  # the product of two floats is exact in float64
+                products = of_groups[:, :, c].repeat_interleave(outputs, 1) * of_tap[:, c].view(-1, 1, 1)
+                sums = (sums.double() + products).float()
+        return sums
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Affine(Operation):
+    """``round(round(x · scale_c) + bias_c)``, of channels."""
+
+    scale: Tensor
+    bias: Tensor
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0] * _per_channel(self.scale) + _per_channel(self.bias)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Add(Operation):
+    """``round(a + b)`` of two values of one shape."""
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0] + values[1]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PReLU(Operation):
+    """``x`` if ``x > 0``, else ``round(x · slope_c)``, of channels."""
+
+    slope: Tensor
+
+    def run(self, *values: Tensor) -> Tensor:
+        (x,) = values
+        return torch.where(x > 0, x, x * _per_channel(self.slope))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Clamp(Operation):
+    """``min(max(x, low), high)``."""
+
+    low: float = -torch.inf
+    high: float = torch.inf
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0].clamp(self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Quantize(Operation):
+    """``codes[k]`` for ``k`` the number of edges that are at most ``x``.
+
+    Attributes:
+        edges: rising, (levels − 1,) float32.
+        codes: of the levels, rising, (levels,) from 0 to 255.
+        zero: the code of 0.
+        step: between two codes, if they are even; it says how a runtime may round instead of searching the edges.
+    """
+
+    edges: Tensor
+    codes: Tensor
+    zero: int
+    step: float
+
+    def run(self, *values: Tensor) -> Tensor:
+        return self.codes[torch.searchsorted(self.edges, values[0].contiguous(), right=True)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sign(Operation):
+    """−1 where ``x < edge_c``, else +1, of channels."""
+
+    edge: Tensor
+
+    def run(self, *values: Tensor) -> Tensor:
+        return torch.where(values[0] < _per_channel(self.edge), -1.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Take(Operation):
+    """Every `stride`-th row and column; channel c is channel ``c − first``, or 0 if there is none."""
+
+    stride: Size = (1, 1)
+    first: int = 0
+
+    def run(self, *values: Tensor) -> Tensor:
+        (x,) = values
+        rest = self.channels - self.first - x.shape[1]
+        return F.pad(x[:, :, :: self.stride[0], :: self.stride[1]], (0, 0, 0, 0, self.first, rest))
+
+    def size(self, size: Size) -> Size:
+        return -(-size[0] // self.stride[0]), -(-size[1] // self.stride[1])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Average(Operation):
+    """The mean of the window's pixels inside of the image: added by rows and columns, then divided by their number."""
+
+    window: Window
+
+    def run(self, *values: Tensor) -> Tensor:
+        (x,) = values
+        out = self.size((x.shape[2], x.shape[3]))
+        taps = self.window.taps(_padded(x, self.window, out, 0.0), out)
+        counts = self.window.taps(_padded(torch.ones_like(x[:1, :1]), self.window, out, 0.0), out)
+        return _in_turn(taps) / _in_turn(counts)
+
+    def size(self, size: Size) -> Size:
+        return self.window.size(size)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Maximum(Operation):
+    """The largest of the window's pixels inside of the image."""
+
+    window: Window
+
+    def run(self, *values: Tensor) -> Tensor:
+        (x,) = values
+        out = self.size((x.shape[2], x.shape[3]))
+        return torch.stack(self.window.taps(_padded(x, self.window, out, -torch.inf), out)).amax(0)
+
+    def size(self, size: Size) -> Size:
+        return self.window.size(size)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Mean(Operation):
+    """The mean of all pixels: added by rows and columns, then divided by their number; (N, C, 1, 1)."""
+
+    def run(self, *values: Tensor) -> Tensor:
+        parts = values[0].flatten(2).unbind(2)
+        return (_in_turn(parts) / len(parts))[..., None, None]
+
+    def size(self, size: Size) -> Size:
+        return 1, 1
+
+
+def _per_channel(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1)
+
+
+def _padded(x: Tensor, window: Window, out: Size, value: float) -> Tensor:
+    """Pad for a pooling window; with ``ceil`` the last windows may reach further than the padding."""
+    left, right, top, bottom = window.padding
+    ends = [
+        (o - 1) * s + k - before for o, s, k, before in zip(out, window.stride, window.kernel, (top, left), strict=True)
+    ]
+    further = max(ends[0] - x.shape[2], bottom), max(ends[1] - x.shape[3], right)
+    return F.pad(x, (left, further[1], top, further[0]), value=value)
+
+
+def _in_turn(parts: Sequence[Tensor]) -> Tensor:
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total = total + part
+    return total
+
+
+class Program:
+    """A frozen network as a flat list of operations; `run` defines what it computes.
+
+    Attributes:
+        operations: in an order in which each follows its inputs; the first is the `Input`.
+        output: the number of the operation whose value is the output.
+        is_flat: whether the output has one pixel, and loses its last two dimensions.
+        size: the only size of images that it takes; None for any.
+    """
+
+    def __init__(self, channels: int) -> None:
+        self.operations: list[Operation] = [Input(inputs=(), channels=channels)]
+        self.output = 0
+        self.is_flat = False
+        self.size: Size | None = None
+
+    def add(self, operation: Operation) -> int:
+        """Append an operation; return its number."""
+        self.operations.append(operation)
+        return len(self.operations) - 1
+
+    def sizes(self, size: Size) -> list[Size]:
+        """Return height and width of each operation's value for images of this size."""
+        found: list[Size] = []
+        for operation in self.operations:
+            found.append(operation.size(found[operation.inputs[0]] if operation.inputs else size))
+        return found
+
+    @torch.no_grad()
+    def values(self, input: Tensor) -> list[Tensor]:
+        """Return the values of all operations for images (N, C, H, W)."""
+        found: list[Tensor] = []
+        for operation in self.operations:
+            found.append(operation.run(*(found[place] for place in operation.inputs)) if operation.inputs else input)
+        return found
+
+    def run(self, input: Tensor) -> Tensor:
+        """Return the output for images (N, C, H, W)."""
+        output = self.values(input)[self.output]
+        return output.flatten(1) if self.is_flat else output
+
+    def __str__(self) -> str:
+        lines = []
+        for number, operation in enumerate(self.operations):
+            given = ", ".join(map(str, operation.inputs))
+            lines.append(f"{number:>4}  {type(operation).__name__}({given}) → {operation.channels}  {operation.origin}")
+        return "\n".join(lines)

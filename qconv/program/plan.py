@@ -1,0 +1,279 @@
+"""Plans: a program as bytes, and its kernels in C on the buffers for one size of images.
+
+The bytes hold a `HEAD`, a `VALUE` for each buffer, an `OP` for each kernel, and a blob of weights in their natural
+order (``csrc/plan.h``). Nothing in them depends on the size of images or on the processor.
+"""
+
+import struct
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels.native import kernels, number_of
+from .edges import are_edges_of
+from .fuse import Kernel, NotFused, fuse
+from .operations import Average, ConvBits, ConvCodes, ConvFloats, Input, Maximum, Mean, Program, Quantize, Size, Window
+
+MAGIC, VERSION = b"QCP1", 1
+HEAD = struct.Struct("<4s7i2q")
+VALUE = struct.Struct("<4i")
+OP = struct.Struct("<36i4f7q")
+_FIELDS = {  # of an `OP`, in order, with their defaults
+    "kind": (0,),
+    "input": (-1,),
+    "channels": (0,),
+    "kernel": (1, 1),
+    "stride": (1, 1),
+    "dilation": (1, 1),
+    "top, left, bottom, right": (0, 0, 0, 0),
+    "ceil": (0,),
+    "groups": (1,),
+    "pad_value": (0,),
+    "zero": (0,),
+    "weight_bits": (0,),
+    "residual": (-1,),
+    "residual_stride": (1,),
+    "residual_first": (0,),
+    "floats": (-1,),
+    "bits": (-1,),
+    "codes": (0,),
+    "code": (-1, -1),
+    "form": (0, 0),
+    "low": (0, 0),
+    "high": (0, 0),
+    "code_zero": (0, 0),
+    "none": (0, 0),
+    "clamp": (-torch.inf, torch.inf),
+    "number": (0.0, 0.0),
+    "weight": (-1,),
+    "scale": (-1,),
+    "bias": (-1,),
+    "edges": (-1,),
+    "prelu": (-1,),
+    "table": (-1, -1),
+}
+_KINDS = {Input: 0, ConvBits: 1, ConvCodes: 2, ConvFloats: 3, Mean: 4, Average: 6, Maximum: 7}
+_OUTPUT = 5
+_FLOATS, _CODES, _BITS = range(3)  # types of buffers
+_PRODUCT, _QUOTIENT, _EDGES = range(3)  # how numbers become codes
+_ALIGNED = 64
+_SIZES = 8  # of images, for which plans are kept
+
+
+def program_bytes(program: Program, guard: bool) -> Tensor:
+    """Return a program as bytes, uint8.
+
+    Args:
+        program: the program.
+        guard: whether images with NaN or inf get outputs that are NaN.
+
+    Raises:
+        NotFused: the kernels can't run it.
+    """
+    return _Writer(program).written(guard)
+
+
+class _Writer:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.blob: list[Tensor] = []
+        self.length = 0
+        self.values: list[tuple[int, int, int]] = []  # type, channels, what the padding around it holds
+        self.stored: dict[tuple[int, int], int] = {}  # by the number of the operation and the type
+        self.zeros: dict[int, int] = {}
+        for operation in program.operations:
+            if isinstance(operation, ConvCodes):
+                (given,) = operation.inputs
+                if self.zeros.setdefault(given, operation.zero) != operation.zero:
+                    raise NotFused(f"'{operation.origin}': its codes have two zeros")
+
+    def written(self, guard: bool) -> Tensor:
+        """Return the bytes."""
+        records = [self._kernel(kernel) for kernel in fuse(self.program)]
+        last, operations = self.program.output, self.program.operations
+        output = {"kind": (_OUTPUT,), "input": (self.stored[last, _FLOATS],), "channels": (operations[last].channels,)}
+        records.append(output)
+        counts = VERSION, len(self.values), len(records), operations[0].channels, 1, int(guard), 0
+        parts = [HEAD.pack(MAGIC, *counts, self.length, 0), *(VALUE.pack(*value, 0) for value in self.values)]
+        for record in records:
+            parts.append(
+                OP.pack(*(number for name, default in _FIELDS.items() for number in record.get(name, default)))
+            )
+        return torch.cat([torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8), *self.blob])
+
+    def _put(self, *parts: Tensor) -> int:
+        """Append tensors to the blob; return the place of the first."""
+        place = self.length
+        tensors = [part.detach().contiguous().flatten().view(torch.uint8) for part in parts]
+        length = sum(map(len, tensors))
+        tensors.append(torch.zeros(-length % _ALIGNED, dtype=torch.uint8))
+        self.blob += tensors
+        self.length += length + -length % _ALIGNED
+        return place
+
+    def _value(self, number: int, kind: int, fill: int = 0) -> int:
+        """Add a buffer for the value of an operation."""
+        self.values.append((kind, self.program.operations[number].channels, fill))
+        self.stored[number, kind] = len(self.values) - 1
+        return len(self.values) - 1
+
+    def _kernel(self, kernel: Kernel) -> dict[str, Any]:
+        """Return the fields of a kernel's record that differ from the defaults."""
+        source: Any = kernel.source
+        record: dict[str, Any] = {"kind": (_KINDS[type(source)],), "channels": (source.channels,)}
+        if source.inputs:
+            kind = {ConvBits: _BITS, ConvCodes: _CODES}.get(type(source), _FLOATS)
+            record["input"] = (self.stored[source.inputs[0], kind],)
+            window = getattr(source, "window", Window())
+            left, right, top, bottom = window.padding
+            record |= {"kernel": window.kernel, "stride": window.stride, "dilation": window.dilation}
+            record |= {"top, left, bottom, right": (top, left, bottom, right), "ceil": (int(window.ceil),)}
+        if isinstance(source, ConvBits | ConvCodes | ConvFloats):
+            bits, place = self._weight(source)
+            record |= {"groups": (source.groups,), "weight_bits": (bits,), "weight": (place,)}
+            record |= {name: (getattr(source, name),) for name in ("pad_value", "zero") if hasattr(source, name)}
+        return record | self._stages(kernel) | self._outputs(kernel)
+
+    def _weight(self, conv: ConvBits | ConvCodes | ConvFloats) -> tuple[int, int]:
+        """Put a weight as (C_out, kh, kw, C / groups); return its bits, and its place."""
+        weight = conv.weight.permute(0, 2, 3, 1).contiguous()
+        if isinstance(conv, ConvFloats):
+            return 32, self._put(weight)
+        if isinstance(conv, ConvBits):
+            channels = weight.shape[-1]
+            width = 16 if channels <= 16 else -(-channels // 32) * 32
+            return 1, self._put(_packed(F.pad(weight < 0, (0, width - channels)), 1))
+        if weight.min() < -8 or weight.max() > 7:
+            return 8, self._put(weight.to(torch.int8))
+        halves = weight.to(torch.int8).flatten(1).view(torch.uint8) & 15
+        return 4, self._put(_packed(F.pad(halves, (0, halves.shape[1] % 2)), 4))
+
+    def _stages(self, kernel: Kernel) -> dict[str, Any]:
+        """Return what is done to the numbers."""
+        record: dict[str, Any] = {}
+        if kernel.affine is not None:
+            record |= {"scale": (self._put(kernel.affine.scale),), "bias": (self._put(kernel.affine.bias),)}
+        if kernel.residual is not None:
+            value, stride, first = kernel.residual
+            record |= {"residual": (self.stored[value, _FLOATS],)}
+            record |= {"residual_stride": (stride,), "residual_first": (first,)}
+        if kernel.prelu is not None:
+            record["prelu"] = (self._put(*kernel.prelu[:3]),)
+        if kernel.clamp is not None:
+            record["clamp"] = kernel.clamp.low, kernel.clamp.high
+        return record
+
+    def _outputs(self, kernel: Kernel) -> dict[str, Any]:
+        """Return what is stored."""
+        record: dict[str, Any] = {}
+        if kernel.floats:
+            record["floats"] = (self._value(kernel.value, _FLOATS),)
+        for number, sign in kernel.signs.items():
+            record |= {"bits": (self._value(number, _BITS),), "edges": (self._put(sign.edge),)}
+        coded = [self._codes(number, quantize) for number, quantize in kernel.codes.items()]
+        for name in coded[0] if coded else ():
+            record[name] = tuple(each[name] for each in (coded * 2)[:2])
+        return record | {"codes": (len(coded),)}
+
+    def _codes(self, number: int, quantize: Quantize) -> dict[str, Any]:
+        low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+        form, factor = form_of(quantize, low, high)
+        table = -1
+        if form == _EDGES:
+            count = torch.tensor([len(quantize.edges)], dtype=torch.int32)
+            table = self._put(count, quantize.edges, quantize.codes)
+        value = self._value(number, _CODES, self.zeros.get(number, quantize.zero))
+        record = {"code": value, "form": form, "low": low, "high": high, "code_zero": quantize.zero}
+        return record | {"number": factor, "table": table}
+
+
+def _packed(parts: Tensor, bits: int) -> Tensor:
+    """Pack numbers of a few bits into bytes along the last dimension, the first one into the lowest bits."""
+    places = torch.arange(0, 8, bits, dtype=torch.uint8)
+    return (parts.to(torch.uint8).unflatten(-1, (-1, len(places))) << places).sum(-1, dtype=torch.uint8)
+
+
+def form_of(quantize: Quantize, low: int, high: int) -> tuple[int, float]:
+    """Return how numbers become codes, and the factor or divisor: as ``clamp(round(x · number))`` if the edges allow.
+
+    A product is a few times faster than a quotient; whether it changes at the same floats is tried at each edge.
+    """
+    if len(quantize.codes) != high - low + 1:
+        return _EDGES, 0.0
+    step = torch.tensor(quantize.step, dtype=torch.float32)
+    inverse = (1 / step.double()).float()
+    for nudge in (0, 1, -1, 2, -2):
+        factor = (inverse.view(torch.int32) + nudge).view(torch.float32)
+        if are_edges_of(lambda x: (x * factor).clamp(low, high).round(), quantize.edges, low):  # noqa: B023
+            return _PRODUCT, float(factor)
+    if are_edges_of(lambda x: (x / step).clamp(low, high).round(), quantize.edges, low):
+        return _QUOTIENT, float(step)
+    return _EDGES, 0.0
+
+
+class Plan:
+    """The kernels of a program on buffers for images of one size.
+
+    Args:
+        content: a program's bytes.
+        size: height and width of the images.
+        instruction_set: as in `qconv.kernels.native`; None is the best one.
+
+    Raises:
+        ValueError: damaged bytes; images that are too small for a window.
+    """
+
+    def __init__(self, content: Tensor, size: Size, instruction_set: str | None = None) -> None:
+        self._module: Any = kernels()
+        self._handle = self._module.plan_open(content.data_ptr(), len(content), *size, number_of(instruction_set))
+        self.buffer_bytes, self.packed_bytes, *self.shape = self._module.plan_sizes(self._handle)[3:]
+
+    def __call__(self, input: Tensor, threads: int) -> Tensor:
+        """Return (N, C, H, W) for images of the plan's shape, float32 on the CPU in any memory format."""
+        output = torch.empty(len(input), *self.shape, device="cpu")
+        self._module.plan_run(self._handle, input.data_ptr(), *input.stride(), len(input), threads, output.data_ptr())
+        return output
+
+    def stored(self, image: Tensor, op: int) -> bytes:
+        """Return what an op stores for one image, (H, W, C): floats, codes, then bits in whole bytes of a pixel."""
+        return self._module.plan_dump(self._handle, image.data_ptr(), *image.stride(), op)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            self._module.plan_close(self._handle)
+
+
+class Planned:
+    """A program that C runs: a plan for each of the last sizes of images.
+
+    Args:
+        program: the program.
+        guard: as in `program_bytes`.
+
+    Raises:
+        NotFused: the kernels can't run it, or qconv was installed without them.
+    """
+
+    def __init__(self, program: Program, guard: bool) -> None:
+        if kernels() is None:
+            raise NotFused("qconv was installed without its C kernels")
+        self.content = program_bytes(program, guard)
+        self._channels, self._size, self._is_flat = program.operations[0].channels, program.size, program.is_flat
+        self._plans: dict[Size, Plan] = {}
+
+    def takes(self, input: Tensor) -> bool:
+        """Whether the program is one for images of this shape."""
+        return input.shape[1] == self._channels and self._size in (None, tuple(input.shape[2:]))
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Return the output for images (N, C, H, W), float32 on the CPU."""
+        size = input.shape[2], input.shape[3]
+        plan = self._plans.get(size)
+        if plan is None:
+            if len(self._plans) == _SIZES:
+                self._plans.pop(next(iter(self._plans)))
+            plan = self._plans[size] = Plan(self.content, size)
+        output = plan(input, torch.get_num_threads())
+        return output.flatten(1) if self._is_flat else output
