@@ -277,6 +277,16 @@ def test_what_a_program_can_not_hold_runs_module_by_module() -> None:
         assert frozen(x).shape == planned.shape
 
 
+def test_many_multiplications_of_floats_stay_in_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, x = network("bwn"), torch.randn(2, 3, 16, 16)
+    assert lower(freeze(model).network, x).multiplications((16, 16)) == (10_138_240, 0)
+    monkeypatch.setattr("qconv.inference.build._MANY", 10**7)
+    frozen = freeze(model)
+    frozen(x)
+    assert frozen.unplanned == "10,138,240 multiplications of floats are faster in its modules"
+    qconv.save_program(model, tmp_path / "model.qcp", x)
+
+
 class InPlace(nn.Module):
     """Values that are written to after another name was given to them."""
 
