@@ -17,7 +17,7 @@ from ..layers.computed import computed_by
 from ..layers.copies import check_copies
 from ..layers.naming import name_of
 from ..lean import lean
-from ..packed.layer import check_called, check_shippable, current
+from ..packed.layer import check_called, check_shippable
 from ..packed.tensors import check_values, inner_model, joined
 from ..packed.weight import describe_weight
 from ..quantizers import Quantizer
@@ -130,7 +130,7 @@ def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenM
 
 def _check_codes(name: str, layer: QuantizedLayer) -> None:
     """Raise if a layer's input quantizer defines levels but no codes, as a user's own quantizer may."""
-    quantizer = current(layer.input_quantizer)
+    quantizer = layer.input_quantizer.at_work
     if not quantizer.has_codes and quantizer.levels(*quantizer.tensors()) is not None:
         kind = type(quantizer).__name__
         raise ValueError(

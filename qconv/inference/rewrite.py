@@ -244,7 +244,7 @@ class Rewriter:
                 raise _StaysFloat(f"'{reader.target}' after it is {of_reader.kind}")
             if isinstance(layer, QLinear) or layer.has_scale_map or layer.padding_mode != "zeros":  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' after it needs floats")
-            if not layer.input_quantizer.is_elementwise:  # pyright: ignore
+            if not layer.input_quantizer.at_work.is_elementwise:  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' after it quantizes a sample as a whole")
             shares = arithmetic.kind == "binary" and all(
                 self.arithmetic[other].levels.rounding == "sign" for other in readers

@@ -112,7 +112,7 @@ class QuantizedLayer(nn.Module):
     @property
     def has_scale_map(self) -> bool:
         """Whether the output is multiplied by the scheme's map of input magnitudes: only while the input is signs."""
-        return self.scheme.scale_map and self.input_quantizer.makes_signs
+        return self.scheme.scale_map and self.input_quantizer.at_work.signs
 
     def input_channels(self) -> tuple[int, int]:
         """The number of input channels, and their dimension in the input."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..ground.processes import is_distributed, is_sharded, mean_over_processes, meet, sum_over_processes
 from ..quantizers import Quantizer
+from ..quantizers.chosen_sign import ChosenSign
 from ..quantizers.observers import Observer
 from .computed import stored_weight
 from .naming import name_of
@@ -98,7 +99,7 @@ def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None, settles
         initialize()
         quantizer.to(stored.device, stored.dtype)
     own = [initialize is not None and part.calibrated for part in parts]
-    votes = [part.vote() if mine else 0 for part, mine in zip(parts, own, strict=True)]
+    votes = [part.vote() if mine and isinstance(part, ChosenSign) else 0 for part, mine in zip(parts, own, strict=True)]
     sums = sum_over_processes([*map(int, own), *votes], stored.device)
     counts = sums[: len(parts)]
     for part, was, mine, count, vote in zip(parts, before, own, counts, sums[len(parts) :], strict=True):
@@ -106,6 +107,7 @@ def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None, settles
         if count and not settles:
             part.start_()
         if count:
-            part.decide(vote)
+            if isinstance(part, ChosenSign):
+                part.decide(vote)
             mean_over_processes(part.tensors(), mine, count)
     return any(counts)

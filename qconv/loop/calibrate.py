@@ -23,7 +23,7 @@ from ..layers.placement import on_device_of
 from ..layers.twins import quantized_layers
 from ..quantizers import Identity
 from ..quantizers.observers import Observer, Several, Signs
-from .input_signs import judged, note, tell
+from .input_signs import is_unsigned, judged, note, tell
 from .norms import batch_statistics
 
 
@@ -93,7 +93,7 @@ def calibrate_layers(
         if layer.input_quantizer.needs_data and (only is None or name in only)
     }
     counts = {
-        name: Signs() for name, layer in quantized.items() if name in layers or (layer.input_quantizer.is_unsigned)
+        name: Signs() for name, layer in quantized.items() if name in layers or is_unsigned(layer.input_quantizer)
     }
     if not counts:
         return []

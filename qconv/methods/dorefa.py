@@ -103,14 +103,12 @@ class DoReFaInput(Passing):
         ValueError: ``bits`` out of range.
     """
 
+    is_unsigned = True
+
     def __init__(self, bits: int = 2) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, 16)
         self.code_dtype = integer_dtype(bits)
-
-    @property
-    def is_unsigned(self) -> bool:
-        return True
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 1 / n."""

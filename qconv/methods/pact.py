@@ -49,6 +49,7 @@ class PACT(Passing):
 
     kept = ("alpha",)
     roles = ("input",)
+    is_unsigned = True
 
     def __init__(self, bits: int = 4, alpha: float | None = None) -> None:
         super().__init__()
@@ -60,10 +61,6 @@ class PACT(Passing):
         if not SMALLEST <= alpha < float("inf"):
             raise ValueError(f"alpha (={alpha}) must be positive: at least {SMALLEST} and finite")
         self.alpha = learned(float(alpha))
-
-    @property
-    def is_unsigned(self) -> bool:
-        return True
 
     def tensors(self) -> tuple[Tensor, ...]:
         return scalars(self.alpha)

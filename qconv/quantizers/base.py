@@ -55,6 +55,7 @@ class Quantizer(InBits, NeedsData):
         has_whole: whether `whole` describes `quantize`: no subclass has overridden only `quantize`.
         changes_values: whether it overrides the `whole` or `quantize` of a parent, but not what that states of the
             values: `keep`, `whole_ends` and `is_binary` then say nothing.
+        is_unsigned: the method itself, not an argument, clips every negative input to 0.
         code_dtype: the dtype of the integers that `codes` makes from `whole`.
         training_only: buffers that only its gradient reads: packed files leave them out, and a network that starts
             from other weights (``init_from=``) keeps its own.
@@ -72,6 +73,7 @@ class Quantizer(InBits, NeedsData):
     final_from: float = 0.0
     has_whole: bool = True
     changes_values: bool = False
+    is_unsigned: bool = False
     code_dtype: torch.dtype = torch.int16
     training_only: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -87,19 +89,9 @@ class Quantizer(InBits, NeedsData):
         return self.signs
 
     @property
-    def makes_signs(self) -> bool:
-        """Whether all values are ±1 in this mode and stage, so that ``padding_value`` and ``scale_map`` apply."""
-        return self.signs
-
-    @property
-    def is_unsigned(self) -> bool:
-        """Whether the method itself, not an argument, clips every negative input to 0."""
-        return False
-
-    @property
-    def chosen_sign(self) -> bool | None:
-        """Whether the data have chosen signed inputs; None without a choice, or before the data."""
-        return None
+    def at_work(self) -> "Quantizer":
+        """The quantizer that computes in this mode and stage: this one, unless it only chooses among others."""
+        return self
 
     @property
     def has_codes(self) -> bool:
@@ -228,17 +220,6 @@ class Quantizer(InBits, NeedsData):
         """Set the learned tensors from the statistics in ``observer``, a result of `observer`."""
         if isinstance(observer, Samples) and not observer.is_empty:
             self.initialize(observer.joined())
-
-    def vote(self) -> int:
-        """Return a vote from the data of `initialize`, for a choice that all processes share; 0 without one."""
-        return 0
-
-    def decide(self, votes: int) -> None:
-        """Choose by the sum of all processes' `vote`, before their learned tensors are averaged."""
-
-    def decided(self) -> dict[str, Any]:
-        """Return the constructor's arguments for the choices made: a quantizer with them has nothing to choose."""
-        return {}
 
     def goes_on_from(self, other: "Quantizer") -> bool:
         """Whether the `kept` tensors of ``other``, the quantizer of the stage before, can be taken over."""

@@ -86,11 +86,12 @@ class ChosenSign(Quantizer):
         return super().snapshot()
 
     @property
-    def is_unsigned(self) -> bool:
+    def is_unsigned(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return not self.chooses_sign and not self._signed and self.arguments.get("signed") is None
 
     @property
     def chosen_sign(self) -> bool | None:
+        """Whether the data have chosen signed inputs; None without a choice, or before the data."""
         return self.signed if self.chooses_sign and self.had_data() else None
 
     def had_data(self) -> bool:
@@ -113,10 +114,12 @@ class ChosenSign(Quantizer):
         self._set_sign(self._vote > 0)
 
     def vote(self) -> int:
+        """Return a vote from the data of `initialize`, for a choice that all processes share; 0 without one."""
         return self._vote if self.chooses_sign else 0
 
     @torch.no_grad()
     def decide(self, votes: int) -> None:
+        """Choose by the sum of all processes' `vote`, before their learned tensors are averaged."""
         is_other = votes <= 0 if self.signed else votes > 0
         if self.chooses_sign and is_other:
             before = self.ends
@@ -125,9 +128,6 @@ class ChosenSign(Quantizer):
 
     def after_sign_(self, before: tuple[int, int]) -> None:
         """Adapt the learned tensors, which started with the ends ``before``, to the new ones."""
-
-    def decided(self) -> dict[str, Any]:
-        return {"signed": self.signed}
 
     def _set_sign(self, value: bool) -> None:
         flag = cast(Tensor, self._buffers[FLAG])

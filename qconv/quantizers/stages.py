@@ -129,14 +129,9 @@ class Stages(Quantizer):
         return self.current.signs
 
     @property
-    def makes_signs(self) -> bool:
-        """Whether the current stage makes signs."""
-        return self.current.makes_signs
-
-    @property
-    def is_elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the current stage is elementwise."""
-        return self.current.is_elementwise
+    def at_work(self) -> Quantizer:
+        """The quantizer at work of the current stage."""
+        return self.current.at_work
 
     @property
     def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -147,16 +142,6 @@ class Stages(Quantizer):
     def splits_at_zero(self) -> bool:
         """Whether any stage splits at 0: the model before the layer is the same in all stages."""
         return any(quantizer.splits_at_zero for quantizer in self._all())
-
-    @property
-    def is_unsigned(self) -> bool:
-        """Whether the current stage is unsigned."""
-        return self.current.is_unsigned
-
-    @property
-    def chosen_sign(self) -> bool | None:
-        """The chosen sign of the current stage."""
-        return self.current.chosen_sign
 
     @property
     def needs_data(self) -> bool:
