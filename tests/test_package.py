@@ -35,7 +35,7 @@ ROOMS = {
     "loop": {"ground", "layers", "quantizers"},
     "optim": {"ground", "layers", "loop", "quantizers"},
     "check": {"ground", "layers", "loop", "quantizers"},
-    "convert": {"check", "ground", "layers", "lean", "quantizers", "scheme", "schemes"},
+    "convert": {"check", "ground", "layers", "lean", "scheme", "schemes"},
     "packed": {"convert", "ground", "layers", "lean", "models", "quantizers", "scheme"},
     "summary": {"ground", "layers", "lean", "packed", "quantizers"},
     "inference": {"convert", "ground", "kernels", "layers", "lean", "packed", "quantizers"},

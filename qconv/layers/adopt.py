@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .base import QuantizedLayer
 
 OWN = ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value")
-NOTES = ("_checked_maker", "name_in_model", "float_type", "lean")
+NOTES = ("_checked_maker", "name_in_model", "float_type", "lean", "before_sign")
 
 
 def adopt(layer: nn.Module, kind: "type[QuantizedLayer]", scheme: Scheme | None) -> None:

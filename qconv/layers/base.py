@@ -30,6 +30,7 @@ from .computed import (
 from .loading import on_meta, refusal, reset_quantizers, start_what_is_missing, translate
 from .naming import QUANTIZERS, name_of
 from .origin import follow_weight, refresh, start_from_weight
+from .sign_note import KEY
 
 
 class QuantizedLayer(nn.Module):
@@ -48,6 +49,9 @@ class QuantizedLayer(nn.Module):
         weight_quantizer: quantizer of the weight.
         grad_quantizer: quantizer of the output's gradient, or None.
         lean: what the backward keeps of the input: bits (`qconv.lean`), or the input itself if None.
+        before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
+            with another note is refused. It is not a buffer, because it describes how the model was built, as a class
+            does.
     """
 
     float_type: type[nn.Module]
@@ -62,6 +66,7 @@ class QuantizedLayer(nn.Module):
     weight_quantizer: Quantizer
     grad_quantizer: Quantizer | None
     lean: Lean | None = None
+    before_sign: Tensor | None = None
 
     def set_scheme(self, scheme: Scheme | None) -> None:
         """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight.
@@ -74,10 +79,7 @@ class QuantizedLayer(nn.Module):
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             with torch.no_grad():
                 self.weight.copy_(self.float_weight())  # continue from what was learned
-        before = self._modules.get("input_quantizer")
         self.input_quantizer = scheme.input()
-        if isinstance(before, Quantizer):
-            self.input_quantizer.before_sign = before.before_sign
         self.weight_quantizer = scheme.weight()
         self.register_module("grad_quantizer", None if scheme.grad is None else scheme.grad())
         self.scheme = scheme
@@ -330,6 +332,8 @@ class QuantizedLayer(nn.Module):
         if self.weight_quantizer.replaces_weight:
             # The weight was only the start of training; a float layer should load what was learned.
             destination[f"{prefix}weight"] = self.float_weight()
+        if self.before_sign is not None:
+            destination[f"{prefix}{KEY}"] = self.before_sign.clone()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, scheme={self.scheme.name}"

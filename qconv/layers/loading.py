@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..quantizers.part import Part
-from ..quantizers.sign_note import KEY, difference
 from .naming import QUANTIZERS
 from .origin import start_from_weight
+from .sign_note import KEY, difference
 
 if TYPE_CHECKING:
     from .base import QuantizedLayer
@@ -44,7 +44,7 @@ def refusal(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) ->
     for name, part in layer.named_modules():
         if isinstance(part, Part):
             part.check_state(state_dict, f"{prefix}{name}.")
-    own, stored = layer.input_quantizer.before_sign, state_dict.get(f"{prefix}input_quantizer.{KEY}")
+    own, stored = layer.before_sign, state_dict.pop(f"{prefix}{KEY}", None)  # absent in float checkpoints
     wrong = "" if own is None or stored is None else difference(own, stored, _name(layer, prefix))
     if wrong:
         parts = tuple(f"{prefix}{name}." for name in layer.quantizers())

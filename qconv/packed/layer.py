@@ -21,7 +21,6 @@ from ..layers.twins import quantized_layers
 from ..quantizers import Identity, Quantizer, Stream, Surrogate
 from ..quantizers.base import training_only
 from ..quantizers.chosen_sign import FLAG
-from ..quantizers.sign_note import KEY
 from ..scheme import Scheme
 from . import header
 from .calls import build_quantizer, quantizer_call
@@ -233,11 +232,11 @@ def restore_activation(module: nn.Module, choice: str) -> None:
 
 
 def _learned(quantizer: Quantizer) -> Iterator[tuple[str, Tensor]]:
-    """Return the tensors that an input quantizer computes with: no surrogates, streams, flags, notes, gradients."""
+    """Return the tensors that an input quantizer computes with: no surrogates, streams, flags, gradients."""
     other = tuple(
         f"{name}." for name, part in quantizer.named_modules() if isinstance(part, Surrogate | Stream) and name
     )
-    left_out = {"calibrated", FLAG, KEY} | training_only(quantizer)
+    left_out = {"calibrated", FLAG} | training_only(quantizer)
     for key, tensor in quantizer.state_dict().items():
         if not key.startswith(other) and key not in left_out:
             yield key, tensor

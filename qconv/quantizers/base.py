@@ -15,7 +15,6 @@ from .levels import Levels
 from .node import Quantize, as_called
 from .observers import Observer, Samples
 from .part import as_it_is_now
-from .sign_note import KEY, difference
 from .stochastic import Stream
 
 Bounds = Mapping[str, tuple[float, float]]
@@ -60,9 +59,6 @@ class Quantizer(InBits, NeedsData):
         training_only: buffers that only its gradient reads: packed files leave them out, and a network that starts
             from other weights (``init_from=``) keeps its own.
         kept: the learned tensors that carry over to a quantizer of the same class with other bits: ranges, not steps.
-        before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
-            with another note is refused. It is not a buffer, because it describes how the model was built, as a class
-            does.
         authors_names: the names of its learned tensors in a layer of the authors' code, and its own: layers load a
             state dict that has those (`differs_from_authors` may forbid it).
     """
@@ -77,7 +73,6 @@ class Quantizer(InBits, NeedsData):
     code_dtype: torch.dtype = torch.int16
     training_only: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    before_sign: Tensor | None = None
     authors_names: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -283,11 +278,6 @@ class Quantizer(InBits, NeedsData):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        behind = state_dict.pop(f"{prefix}{KEY}", None)  # absent in float checkpoints
-        if behind is not None and self.before_sign is not None:
-            where = prefix.removesuffix(".").removesuffix("input_quantizer").removesuffix(".")
-            if wrong := difference(self.before_sign, behind, where or type(self).__name__):
-                error_msgs.append(wrong)
         bits = local_metadata.get("bits", self.bits)
         learned = {name: own for name, own in self._parameters.items() if f"{prefix}{name}" in state_dict}
         fits = all(
@@ -309,8 +299,6 @@ class Quantizer(InBits, NeedsData):
         metadata = getattr(destination, "_metadata", {}).get(prefix.removesuffix("."))
         if metadata is not None:  # what torch keeps of a module besides its tensors, its version for example
             metadata["bits"] = float(self.bits)
-        if self.before_sign is not None:
-            destination[f"{prefix}{KEY}"] = self.before_sign.clone()
 
 
 def training_only(module: nn.Module) -> set[str]:
