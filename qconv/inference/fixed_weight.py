@@ -27,6 +27,7 @@ class FixedWeight(Quantizer):
 
     roles = ("weight",)
     has_whole = True
+    is_binary = False  # pyright: ignore  # `whole` may return None
     weight: Tensor
     scale: Tensor | None
     codes_8: Tensor | None

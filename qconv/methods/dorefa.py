@@ -47,7 +47,6 @@ class DoReFaWeight(Coded):
     def __init__(self, bits: int = 1, detach_max: bool = True) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits)
-        self.is_binary = bits == 1 and not self.changes_values
         check_flags(detach_max=detach_max)
         self.detach_max = detach_max
 

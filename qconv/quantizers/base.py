@@ -52,8 +52,6 @@ class Quantizer(InBits, NeedsData):
         final_from: the progress from which it quantizes as it will at the end: above 0 if stages or portions come
             first.
         has_whole: whether `whole` describes `quantize`: no subclass has overridden only `quantize`.
-        changes_values: whether it overrides the `whole` or `quantize` of a parent, but not what that states of the
-            values: `keep`, `whole_ends` and `is_binary` then say nothing.
         is_unsigned: the method itself, not an argument, clips every negative input to 0.
         code_dtype: the dtype of the integers that `codes` makes from `whole`.
         training_only: buffers that only its gradient reads: packed files leave them out, and a network that starts
@@ -68,12 +66,16 @@ class Quantizer(InBits, NeedsData):
     roles: tuple[str, ...] = ("input", "weight", "grad")
     final_from: float = 0.0
     has_whole: bool = True
-    changes_values: bool = False
     is_unsigned: bool = False
     code_dtype: torch.dtype = torch.int16
     training_only: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     authors_names: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether the values of `whole` are +1 and −1; a weight has one scale then, or one for each filter."""
+        return self.bits == 1 and self.whole_ends == (-1, 1)
 
     @property
     def splits_at_zero(self) -> bool:
@@ -136,8 +138,7 @@ class Quantizer(InBits, NeedsData):
         own, stated = min(of_whole, of_quantize), place(cls, "keep", "coding", "parts", "whole_ends")
         parents = (parent.__dict__ for parent in cls.__mro__[own + 1 : cls.__mro__.index(Quantizer)])
         are_others = any("whole" in parent or "quantize" in parent for parent in parents)
-        cls.changes_values = own < stated and are_others
-        if cls.changes_values:
+        if own < stated and are_others:  # nor do these say anything of other values
             cls.keep, cls.whole_ends, cls.is_binary = Quantizer.keep, Quantizer.whole_ends, False  # pyright: ignore
         if are_others and own < place(cls, "levels"):
             cls.levels = Quantizer.levels

@@ -20,13 +20,11 @@ class InBits(Part):
     Attributes:
         signs: every value is +1 or -1, so a convolution may run on only the codes.
         is_elementwise: each value depends only on its own ``x`` and on the tensors.
-        is_binary: the values of `whole` are +1 and -1, and there is one scale, or one for each filter.
         has_rounding: whether `rounding_of` describes `whole`: no subclass has overridden only `whole` or `quantize`.
     """
 
     signs: bool = False
     is_elementwise: bool = True
-    is_binary: bool = False
     has_rounding: bool = True
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:

@@ -78,10 +78,6 @@ class Binary(Coded):
         self.surrogate = surrogate()
 
     @property
-    def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.has_whole
-
-    @property
     def coding(self) -> Coding:
         return Coding(2, low=-1, unit=2)
 

@@ -134,7 +134,7 @@ class Stages(Quantizer):
         return self.current.at_work
 
     @property
-    def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def is_binary(self) -> bool:
         """Whether the current stage is binary."""
         return self.current.is_binary
 
