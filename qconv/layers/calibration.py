@@ -27,7 +27,7 @@ def calibrate(layer: "QuantizedLayer", input: Tensor, settles: bool) -> None:
     if input.is_meta:
         return
     if why := lost(layer, layer.input_quantizer.parameters()):
-        if layer.input_quantizer.had_data():
+        if layer.input_quantizer.calibrated:
             return
         raise RuntimeError(why)
     if is_distributed():

@@ -145,7 +145,7 @@ def _tell(layers: Mapping[str, QuantizedLayer], counts: Iterable[Signs], device:
     for (name, layer), negative, total in zip(layers.items(), sums[::2], sums[1::2], strict=True):
         if total and (what := judged(layer.input_quantizer, negative / total)) is not None:
             found[name or name_of(layer)] = what
-        if total and layer.input_quantizer.had_data():
+        if total and layer.input_quantizer.calibrated:
             note([layer], "is_calibrated")
     tell(found)
 

@@ -72,8 +72,8 @@ class ChosenSign(Quantizer):
     @property
     def signed(self) -> bool:
         """Whether the levels are signed; in a compiled graph, the last known choice."""
-        if self.chooses_sign and not torch.compiler.is_compiling():
-            self.had_data()
+        if not torch.compiler.is_compiling():
+            self._read_sign()
         return self._signed
 
     @property
@@ -92,16 +92,15 @@ class ChosenSign(Quantizer):
     @property
     def chosen_sign(self) -> bool | None:
         """Whether the data have chosen signed inputs; None without a choice, or before the data."""
-        return self.signed if self.chooses_sign and self.had_data() else None
+        return self.signed if self.chooses_sign and self.calibrated else None
 
-    def had_data(self) -> bool:
-        had = super().had_data()
-        if had and self.chooses_sign:
-            flag = cast(Tensor, self._buffers[FLAG])
-            again = not self._is_snapshot and is_readable(flag) and may_differ(flag, self._sign_seen, self.training)
-            if again or not self._sign_is_known:
-                self._know_sign(is_set(flag), flag)
-        return had
+    def _read_sign(self) -> None:
+        if not self.chooses_sign or not self.calibrated:
+            return
+        flag = cast(Tensor, self._buffers[FLAG])
+        again = not self._is_snapshot and is_readable(flag) and may_differ(flag, self._sign_seen, self.training)
+        if again or not self._sign_is_known:
+            self._know_sign(is_set(flag), flag)
 
     def choose_sign(self, observer: MagnitudesAndValues, unsigned: tuple[int, int], signed: tuple[int, int]) -> None:
         """Choose from the observer's values, and keep the vote for `decide`."""
@@ -165,6 +164,5 @@ class ChosenSign(Quantizer):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        if self.chooses_sign:
-            self._sign_is_known = False
-            self.had_data()
+        self._sign_is_known = not self.chooses_sign
+        self._read_sign()

@@ -90,9 +90,6 @@ class Mixed(Quantizer):
     def settle_(self) -> None:
         self.quantizer.settle_()
 
-    def had_data(self) -> bool:
-        return self.quantizer.had_data()
-
     def tensors(self) -> tuple[Tensor, ...]:
         """The quantizer's tensors, and in training the share and the random stream."""
         return *self.quantizer.tensors(), *((self.share, *self.stream.tensors()) if self.training else ())

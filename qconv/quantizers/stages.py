@@ -175,10 +175,6 @@ class Stages(Quantizer):
         for quantizer in self._all():
             quantizer.settle_()
 
-    def had_data(self) -> bool:
-        """Whether the current stage has had data."""
-        return self.current.had_data()
-
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for quantizer in self._all() for tensor in quantizer.tensors())
 
