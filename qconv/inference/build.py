@@ -21,6 +21,7 @@ from ..packed.layer import check_called, check_shippable
 from ..packed.tensors import check_values, inner_model, joined
 from ..packed.weight import describe_weight
 from ..quantizers import Quantizer
+from ..quantizers.base import has_codes
 from .defaults import of_shipping
 from .frozen_layers import IntegerLayer
 from .functional import trained_module
@@ -131,7 +132,7 @@ def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenM
 def _check_codes(name: str, layer: QuantizedLayer) -> None:
     """Raise if a layer's input quantizer defines levels but no codes, as a user's own quantizer may."""
     quantizer = layer.input_quantizer.at_work
-    if not quantizer.has_codes and quantizer.levels(*quantizer.tensors()) is not None:
+    if not has_codes(quantizer) and quantizer.levels(*quantizer.tensors()) is not None:
         kind = type(quantizer).__name__
         raise ValueError(
             f"{name_of(layer, name)}: {kind} states levels(), but has no codes on them: define whole() in place of "

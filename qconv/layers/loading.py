@@ -22,8 +22,9 @@ def translate(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) 
     """
     wrong = []
     for place, quantizer in layer.quantizers().items():
-        found = {own: name for name, own in quantizer.authors_names.items() if prefix + name in state_dict}
-        if found and (why := quantizer.differs_from_authors()):
+        names, why = quantizer.of_authors()
+        found = {own: name for name, own in names.items() if prefix + name in state_dict}
+        if found and why:
             own_name = _name(layer, prefix)
             wrong.append(f"layer {own_name}: {' and '.join(found.values())} come from the authors' code, which {why}")
         for own, name in found.items():

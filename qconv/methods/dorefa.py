@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
-from ..quantizers.codes import integer_dtype
 from ..quantizers.kept_codes import Coded, Coding, Passing
 from ..quantizers.levels import Levels, level_step
 from ..quantizers.numbers import ABOVE_ONE, BELOW_ZERO, wide, within
@@ -107,7 +106,6 @@ class DoReFaInput(Passing):
     def __init__(self, bits: int = 2) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, 16)
-        self.code_dtype = integer_dtype(bits)
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 1 / n."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from ..ground.checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import Bounds, Whole, is_plain
 from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues
-from ..quantizers.codes import integer_dtype
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
@@ -106,7 +105,6 @@ class LSQ(Coded):
     ) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, self.max_bits)
-        self.code_dtype = integer_dtype(bits)
         check_grad_scale(grad_scale)
         check_flags(per_channel=per_channel, strict=strict)
         self.per_channel = per_channel

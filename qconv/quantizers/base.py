@@ -2,13 +2,12 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from .codes import Codes as Codes, Whole as Whole
+from .codes import Codes as Codes, Whole as Whole, integer_dtype
 from .data_flag import NeedsData
 from .in_bits import InBits
 from .levels import Levels
@@ -53,12 +52,10 @@ class Quantizer(InBits, NeedsData):
             first.
         has_whole: whether `whole` describes `quantize`: no subclass has overridden only `quantize`.
         is_unsigned: the method itself, not an argument, clips every negative input to 0.
-        code_dtype: the dtype of the integers that `codes` makes from `whole`.
+        code_dtype: the dtype of the integers that `codes` makes from `whole`; None takes it from ``bits``.
         training_only: buffers that only its gradient reads: packed files leave them out, and a network that starts
             from other weights (``init_from=``) keeps its own.
         kept: the learned tensors that carry over to a quantizer of the same class with other bits: ranges, not steps.
-        authors_names: the names of its learned tensors in a layer of the authors' code, and its own: layers load a
-            state dict that has those (`differs_from_authors` may forbid it).
     """
 
     bits: float = 32
@@ -67,10 +64,9 @@ class Quantizer(InBits, NeedsData):
     final_from: float = 0.0
     has_whole: bool = True
     is_unsigned: bool = False
-    code_dtype: torch.dtype = torch.int16
+    code_dtype: torch.dtype | None = None
     training_only: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    authors_names: Mapping[str, str] = MappingProxyType({})
 
     @property
     def is_binary(self) -> bool:
@@ -91,18 +87,16 @@ class Quantizer(InBits, NeedsData):
         return self
 
     @property
-    def has_codes(self) -> bool:
-        """Whether integer `codes` are defined, directly or through `whole`."""
-        return self.has_whole or type(self).codes is not Quantizer.codes
-
-    @property
     def is_final(self) -> bool:
         """Whether this already quantizes as at the end of training; before, the shipped model would differ."""
         return True
 
-    def differs_from_authors(self) -> str:
-        """Return how the authors' code computes from tensors under `authors_names`, if values differ; else empty."""
-        return ""
+    def of_authors(self) -> tuple[Mapping[str, str], str]:
+        """Return the learned tensors of the authors' layers, which a state dict may hold: their names, and those here.
+
+        And how the authors' code computes from them if it gives other values, for a refusal; else nothing.
+        """
+        return {}, ""
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the learned or scheduled tensors, in the order in which `quantize` and `backward` take them.
@@ -175,7 +169,7 @@ class Quantizer(InBits, NeedsData):
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         """Return integer codes of ``x``, such that ``quantize(x, *tensors) == codes.dequantize().to(x.dtype)`` exactly.
 
-        By default they are the values of `whole`, in ``code_dtype``.
+        By default they are the values of `whole`.
 
         Raises:
             TypeError: the quantizer keeps real numbers, so it has no codes.
@@ -185,7 +179,8 @@ class Quantizer(InBits, NeedsData):
             raise TypeError(f"{type(self).__name__} has no integer codes: its whole() gives none")
         values, scale = whole
         one = torch.ones((), dtype=x.dtype, device=x.device)
-        return Codes(values.to(self.code_dtype), one if scale is None else scale)
+        dtype = integer_dtype(self.bits) if self.code_dtype is None else self.code_dtype
+        return Codes(values.to(dtype), one if scale is None else scale)
 
     def levels(self, *tensors: Tensor) -> Levels | None:
         """Return the levels of all quantized values; None if they depend on ``x`` or are real numbers.
@@ -241,19 +236,12 @@ class Quantizer(InBits, NeedsData):
         """Return the ends to which a step clamps each learned tensor, by name, and the latent weight, by `WEIGHT`."""
         return {}
 
-    def bounded(self, x: Tensor | None) -> Iterator[tuple[Tensor, float, float]]:
-        """Yield the tensors of `bounds` with their ends, except frozen ones; ``x`` as in `after_step_`."""
-        for name, (low, high) in self.bounds.items():
-            tensor = x if name == WEIGHT else getattr(self, name)  # a buffer, or computed, if it is frozen so
-            if tensor is not None and (tensor is x or tensor.requires_grad):
-                yield tensor, low, high
-
     def after_step_(self, x: Tensor | None) -> None:
         """Update in place after an optimizer step: clamp what has `bounds`, advance a `Stream` named ``stream``.
 
         ``x`` is the latent weight, or None for quantizers of inputs and gradients.
         """
-        for tensor, low, high in self.bounded(x):
+        for tensor, low, high in bounded(self, x):
             tensor.clamp_(low, high)
         stream = self._modules.get("stream")
         if isinstance(stream, Stream):
@@ -306,6 +294,19 @@ def training_only(module: nn.Module) -> set[str]:
     """Return the names of all buffers of a module that are `Quantizer.training_only`."""
     parts = [(name, part) for name, part in module.named_modules() if isinstance(part, Quantizer)]
     return {f"{name}.{own}" if name else own for name, part in parts for own in part.training_only}
+
+
+def has_codes(quantizer: Quantizer) -> bool:
+    """Whether integer `codes` are defined, directly or through `whole`."""
+    return quantizer.has_whole or type(quantizer).codes is not Quantizer.codes
+
+
+def bounded(quantizer: Quantizer, x: Tensor | None) -> Iterator[tuple[Tensor, float, float]]:
+    """Yield the tensors of the quantizer's `bounds` with their ends, except frozen ones; ``x`` as in `after_step_`."""
+    for name, (low, high) in quantizer.bounds.items():
+        tensor = x if name == WEIGHT else getattr(quantizer, name)  # a buffer, or computed, if it is frozen so
+        if tensor is not None and (tensor is x or tensor.requires_grad):
+            yield tensor, low, high
 
 
 def place(cls: type, *names: str, base: type = Quantizer) -> int:

@@ -97,5 +97,9 @@ class Binary(Coded):
         kind = Quantizer if self.signs else Coded
         return kind.restore_bytes(self, kept, form, *tensors, offset=offset)
 
+    @property
+    def is_continuous(self) -> bool:
+        return self.signs and self.surrogate.is_continuous
+
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         self.surrogate.set_progress_(progress)

@@ -149,7 +149,7 @@ class Stages(Quantizer):
         return any(quantizer.needs_data for quantizer in self._all())
 
     @property
-    def code_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def code_dtype(self) -> torch.dtype | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The dtype of the current stage's codes."""
         return self.current.code_dtype
 
