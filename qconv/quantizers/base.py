@@ -79,7 +79,7 @@ class Quantizer(InBits, NeedsData):
 
         Inputs of one sign, such as those after a ReLU, are then all quantized to one value.
         """
-        return self.signs
+        return self.signs and self.is_elementwise
 
     @property
     def at_work(self) -> "Quantizer":
@@ -125,7 +125,7 @@ class Quantizer(InBits, NeedsData):
         cls.has_whole = of_whole <= of_quantize
         if of_whole < of_quantize:
             cls.quantize = Quantizer.quantize
-        cls.has_rounding = place(cls, "rounding_of") <= min(of_whole, of_quantize)
+        cls._has_rounding = place(cls, "rounding_of") <= min(of_whole, of_quantize)
         # Nor is what it inherits for a lean layer that of its own functions.
         if place(cls, "backward") < place(cls, "backward_kept"):
             cls.backward_kept, cls.needs_input = Quantizer.backward_kept, Quantizer.needs_input  # pyright: ignore

@@ -149,11 +149,6 @@ class Stages(Quantizer):
         return any(quantizer.needs_data for quantizer in self._all())
 
     @property
-    def code_dtype(self) -> torch.dtype | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The dtype of the current stage's codes."""
-        return self.current.code_dtype
-
-    @property
     def calibrated(self) -> bool:
         """Whether the current stage is calibrated; setting it sets all stages that need data."""
         return self.current.calibrated
