@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..quantizers.part import Part
 from .naming import QUANTIZERS
-from .origin import start_from_weight
 from .sign_note import KEY, difference
 
 if TYPE_CHECKING:
@@ -56,15 +55,13 @@ def refusal(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) ->
 
 
 def start_what_is_missing(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) -> None:
-    """Reset quantizers that a checkpoint lacks: those without values, and the weight's if the weight is loaded."""
+    """Reset quantizers without values that a checkpoint lacks."""
     stored = {place for place in QUANTIZERS if any(key.startswith(f"{prefix}{place}.") for key in state_dict)}
     if not layer.weight.is_meta:  # assigned
         without = [place for place in on_meta(layer) if place not in stored]
         for place in without:
             getattr(layer, place).to_empty(device=layer.weight.device)
         reset_quantizers(layer, without)
-    if f"{prefix}weight" in state_dict and "weight_quantizer" not in stored:
-        start_from_weight(layer)
 
 
 def reset_quantizers(layer: "QuantizedLayer", places: Iterable[str] = QUANTIZERS) -> None:
