@@ -18,7 +18,6 @@ from ..layers.calibration import calibrate_from
 from ..layers.computed import stored_weight
 from ..layers.naming import name_of
 from ..layers.observed_run import trial
-from ..layers.origin import follow_weight
 from ..layers.placement import on_device_of
 from ..layers.twins import quantized_layers
 from ..quantizers import Identity
@@ -86,7 +85,7 @@ def calibrate_layers(
     check_at_least_one(max_samples=max_samples)
     quantized = quantized_layers(model)
     for layer in quantized.values():
-        follow_weight(layer)
+        layer.follow_weight()
     layers = {
         name: layer
         for name, layer in quantized.items()
@@ -119,7 +118,7 @@ def calibrate_layers(
             )
     # Called by all processes, even if their own batches did not reach the layer.
     seen = [name for name, number in zip(layers, reached, strict=True) if number]
-    done = [name for name in seen if calibrate_from(layers[name], observers[name])]
+    done = [name for name in seen if calibrate_from(layers[name], layers[name].input_quantizer, observers[name])]
     if blank := [name for name in seen if name not in done]:
         names = ", ".join(f"'{name}'" for name in blank)
         warnings.warn(
