@@ -17,13 +17,13 @@ from ..layers.computed import computed_by
 from ..layers.copies import check_copies
 from ..layers.naming import name_of
 from ..lean import lean
-from ..packed.layer import check_called, check_shippable, current
+from ..packed.layer import check_called, check_shippable
 from ..packed.tensors import check_values, inner_model, joined
 from ..packed.weight import describe_weight
 from ..program.operations import Program
 from ..program.plan import NotFused, Planned
 from ..quantizers import Quantizer
-from ..quantizers.base import is_plain, is_wrapped
+from ..quantizers.base import has_codes, is_plain, is_wrapped
 from .defaults import of_shipping
 from .frozen_layers import IntegerLayer
 from .functional import trained_module
@@ -184,8 +184,8 @@ def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenM
 
 def _check_codes(name: str, layer: QuantizedLayer) -> None:
     """Raise if a layer's input quantizer defines levels but no codes, as a user's own quantizer may."""
-    quantizer = current(layer.input_quantizer)
-    if not quantizer.has_codes and quantizer.levels(*quantizer.tensors()) is not None:
+    quantizer = layer.input_quantizer.at_work
+    if not has_codes(quantizer) and quantizer.levels(*quantizer.tensors()) is not None:
         kind = type(quantizer).__name__
         raise ValueError(
             f"{name_of(layer, name)}: {kind} states levels(), but has no codes on them: define whole() in place of "
