@@ -168,7 +168,7 @@ LANE void encode(const Coder *coder, F x, int q, int left, const int is_whole) {
     for (int l = 0; !is_whole && l < left && l < LANES; l++) to[l] = some[l]; /* masked stores of bytes are slow */
 }
 
-enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, HAS_RPRELU = 16, FINISHES = 32 };
+enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, FINISHES = 16 };
 
 /* Of a vector of channels from c on. `is_whole`: all lanes are channels. */
 LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c, int next, const int flags, const int is_whole) {
@@ -177,18 +177,18 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
     const F low = f_all(op->clamp_low), high = f_all(op->clamp_high), scale = f_load(s->scale + c), bias = f_load(s->bias + c);
     const int left = op->cout - c, codes = op->codes;
     const uint16_t some = channels_from(op, c), has = flags & HAS_RESIDUAL ? s->res_has[c / LANES] : 0;
-    F edge, before, slope, after;
-    Coder first, second;
+    F edge = f_zero(), before = edge, slope = edge, after = edge;
+    Coder first = {0}, second = {0};
     const char *const res = o->res + 4 * (int64_t)(c - op->res_first);
     char *const f32 = o->f32 + 4 * (int64_t)c, *const bits = o->bits + c / 8;
     const int32_t *const res_at = s->res_at, *const f32_at = s->f32_at, *const bits_at = s->bits_at;
     if (flags & TO_BITS) edge = f_load(s->edges + c);
-    if (flags & HAS_RPRELU) before = f_load(s->rprelu + c), slope = f_load(s->rprelu + s->cpad + c), after = f_load(s->rprelu + 2 * s->cpad + c);
+    if (s->rprelu != NULL) before = f_load(s->rprelu + c), slope = f_load(s->rprelu + s->cpad + c), after = f_load(s->rprelu + 2 * s->cpad + c);
     if (flags & TO_CODES) first = coder_of(o, 0, c), second = coder_of(o, codes - 1, c);
     for (int p = 0; p < count; p++, q++, acc += next) {
         F x = f_add(f_mul(f_load(acc), scale), bias);
         if (flags & HAS_RESIDUAL) x = f_add(x, f_some(res + res_at[q], has));
-        if (flags & HAS_RPRELU) x = f_add(f_sloped(f_add(x, before), slope), after);
+        if (s->rprelu != NULL) x = f_add(f_sloped(f_add(x, before), slope), after);
         x = f_min(high, f_max(low, x)); /* NaN stays */
         if (flags & TO_F32 && is_whole) f_store(f32 + f32_at[q], x);
         if (flags & TO_F32 && !is_whole) f_store_some(f32 + f32_at[q], x, some);
@@ -200,6 +200,11 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
     }
 }
 
+/* Finishes are compiled for each set of outputs, but for vectors with lanes that are no channels. */
+static TARGET void finish_rest(const Outs *o, const float *acc, int q, int count, int c, int next, int flags) {
+    finish_vector(o, acc, q, count, c, next, flags, 0);
+}
+
 LANE void finish(const Outs *o, const float *acc, int q, int count, int channel, int nv, const int flags) {
     for (int v = 0; v < nv; v++) {
         const int c = channel + v * LANES, left = o->s->op->cout - c;
@@ -207,7 +212,7 @@ LANE void finish(const Outs *o, const float *acc, int q, int count, int channel,
         if (left >= LANES)
             finish_vector(o, acc + v * LANES, q, count, c, nv * LANES, flags, 1);
         else
-            finish_vector(o, acc + v * LANES, q, count, c, nv * LANES, flags, 0);
+            finish_rest(o, acc + v * LANES, q, count, c, nv * LANES, flags);
     }
 }
 
@@ -217,16 +222,14 @@ typedef void (*Finish)(const Outs *, const float *, int, int, int, int);
         finish(o, acc, q, count, channel, nv, n);                                                                      \
     }
 FINISH(0) FINISH(1) FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10) FINISH(11)
-FINISH(12) FINISH(13) FINISH(14) FINISH(15) FINISH(16) FINISH(17) FINISH(18) FINISH(19) FINISH(20) FINISH(21) FINISH(22)
-FINISH(23) FINISH(24) FINISH(25) FINISH(26) FINISH(27) FINISH(28) FINISH(29) FINISH(30) FINISH(31)
+FINISH(12) FINISH(13) FINISH(14) FINISH(15)
 static const Finish finishes[FINISHES] = {
-    finish_0,  finish_1,  finish_2,  finish_3,  finish_4,  finish_5,  finish_6,  finish_7,  finish_8,  finish_9,  finish_10,
-    finish_11, finish_12, finish_13, finish_14, finish_15, finish_16, finish_17, finish_18, finish_19, finish_20, finish_21,
-    finish_22, finish_23, finish_24, finish_25, finish_26, finish_27, finish_28, finish_29, finish_30, finish_31};
+    finish_0, finish_1, finish_2,  finish_3,  finish_4,  finish_5,  finish_6,  finish_7,
+    finish_8, finish_9, finish_10, finish_11, finish_12, finish_13, finish_14, finish_15};
 
 static Finish finish_of(const Op *op) {
     return finishes[(op->residual >= 0 ? HAS_RESIDUAL : 0) | (op->out_f32 >= 0 ? TO_F32 : 0) | (op->codes ? TO_CODES : 0) |
-                    (op->out_bits >= 0 ? TO_BITS : 0) | (op->rprelu >= 0 ? HAS_RPRELU : 0)];
+                    (op->out_bits >= 0 ? TO_BITS : 0)];
 }
 
 /* ---- convolutions ---- */
