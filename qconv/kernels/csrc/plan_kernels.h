@@ -179,7 +179,7 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
     const uint16_t some = channels_from(op, c), has = flags & HAS_RESIDUAL ? s->res_has[c / LANES] : 0;
     F edge = f_zero(), before = edge, slope = edge, after = edge;
     Coder first = {0}, second = {0};
-    const char *const res = o->res + 4 * (int64_t)(c - op->res_first);
+    const char *const res = flags & HAS_RESIDUAL ? o->res + 4 * (int64_t)(c - op->res_first) : NULL;
     char *const f32 = o->f32 + 4 * (int64_t)c, *const bits = o->bits + c / 8;
     const int32_t *const res_at = s->res_at, *const f32_at = s->f32_at, *const bits_at = s->bits_at;
     if (flags & TO_BITS) edge = f_load(s->edges + c);
