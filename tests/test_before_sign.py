@@ -26,7 +26,7 @@ from qconv import models as qconv_models, schemes
 from qconv.check import watch
 from qconv.convert.one_signed import one_signed_inputs
 from qconv.convert.replacements import CHOICES, BeforeSign, replaced
-from qconv.quantizers.sign_note import ACTIVATIONS, note_of
+from qconv.layers.sign_note import ACTIVATIONS, note_of
 from qconv.training.assemble import quantized_model
 from qconv.training.initial_weights import load_weights
 
@@ -601,7 +601,7 @@ def test_the_note_stays_with_the_layer() -> None:
     assert len(note_keys(model)) == 1
     assert not note_keys(qconv.to_float(model))
     former: Any = qconv.convert(chain(nn.ReLU()), schemes.bnn())
-    former[2].input_quantizer.before_sign = note_of("identity", {"keep"})  # it could not be replaced then
+    former[2].before_sign = note_of("identity", {"keep"})  # it could not be replaced then
     with pytest.raises(RuntimeError, match="both were converted with before_sign='identity', so the networks or the v"):
         qconv.convert(chain(nn.ReLU()), schemes.bnn()).load_state_dict(former.state_dict())
 

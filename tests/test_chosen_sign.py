@@ -142,11 +142,11 @@ def test_a_state_dict_of_another_argument_is_refused(calibrated: nn.Module) -> N
 def test_stages_choose_in_each_stage() -> None:
     stages = Stages([(0, partial(LSQInput, 8)), (0.5, partial(LSQInput, 2))])
     stages.initialize(torch.randn(500))
-    assert stages.chosen_sign is True
+    assert stages.at_work.chosen_sign is True
     stages.set_progress_(0.6, None)
-    assert stages.chosen_sign is None
+    assert stages.at_work.chosen_sign is None
     stages.initialize(torch.rand(500))
-    assert stages.chosen_sign is False
+    assert stages.at_work.chosen_sign is False
 
 
 def test_votes_decide_for_all_processes() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import qconv
 from qconv.quantizers import Stream, stochastic
 
 
@@ -65,3 +66,10 @@ def test_streams_differ_follow_the_seed_and_come_back() -> None:
     assert not first.equal(one.uniform(x, *one.tensors()))
     again.load_state_dict(one.state_dict())
     assert one.uniform(x, *one.tensors()).equal(again.uniform(x, *again.tensors()))
+
+
+def test_loading_draws_no_numbers() -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=qconv.schemes.bnn(stochastic=True))
+    before = torch.get_rng_state()
+    layer.load_state_dict(layer.state_dict())
+    assert torch.get_rng_state().equal(before)

@@ -209,7 +209,7 @@ def sensitivity(
 
 def calibrate_what_waits(model: nn.Module, batches: Sequence[Tensor]) -> None:
     """Calibrate the layers with quantizers that have had no data; the others stay unchanged."""
-    waiting = [name for name, layer in quantized_layers(model).items() if not layer.input_quantizer.had_data()]
+    waiting = [name for name, layer in quantized_layers(model).items() if not layer.input_quantizer.calibrated]
     if waiting:
         calibrate_layers(model, batches, sum(map(len, batches)), waiting)
 

@@ -79,7 +79,7 @@ def crowded(layer: QuantizedLayer, x: Tensor) -> Crowded | None:
 
 def uncalibrated(layer: QuantizedLayer) -> str:
     """Say that the input's quantizer still has its initial range; empty if it has had data, or needs none."""
-    if layer.input_quantizer.had_data():
+    if layer.input_quantizer.calibrated:
         return ""
     return (
         f"is evaluated before {type(layer.input_quantizer).__name__} has had data, so it still has its initial "

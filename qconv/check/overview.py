@@ -65,7 +65,7 @@ def check(model: nn.Module, example: Any = None, optimizer: Optimizer | None = N
 
 def _without_data(layers: Mapping[str, QuantizedLayer]) -> Iterator[Problem]:
     for name, layer in layers.items():
-        if not layer.input_quantizer.had_data():
+        if not layer.input_quantizer.calibrated:
             kind = type(layer.input_quantizer).__name__
             yield Problem(name, f"{kind} has had no data: call qconv.calibrate(model, batches) before evaluation")
 
@@ -98,7 +98,7 @@ def _seen(model: nn.Module, layers: Mapping[str, QuantizedLayer], example: Any) 
 @torch.no_grad()
 def _of_input(layer: QuantizedLayer, input: Tensor) -> Iterator[str]:
     quantizer = layer.input_quantizer
-    if not quantizer.had_data():
+    if not quantizer.calibrated:
         return
     most = crowded(layer, input)
     if most is not None and most.share >= SHARE:

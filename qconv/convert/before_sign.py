@@ -3,12 +3,13 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import nn
 
+from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward
-from ..quantizers import Quantizer
-from ..quantizers.sign_note import note_of
+from ..layers.sign_note import note_of
 from .one_signed import Site, find
 from .replacements import BeforeSign, calls_relu, replace_, replace_calls_
 
@@ -155,12 +156,10 @@ def replace_all(steps: Sequence[ActivationStep]) -> None:
 
 
 def note_(model: nn.Module, steps: Sequence[ActivationStep], choice: BeforeSign) -> None:
-    """Record in the quantizers of signs which activations precede them; a state dict may tell it nowhere else."""
+    """Record in the layers of signs which activations precede them; a state dict may tell it nowhere else."""
     choices: dict[str, set[str]] = {}
     for step in steps:
         for name in step.layers:
             choices.setdefault(name, set()).add("keep" if step.becomes is None else step.becomes)
     for name, kinds in choices.items():
-        quantizer = model.get_submodule(name).input_quantizer
-        if isinstance(quantizer, Quantizer):
-            quantizer.before_sign = note_of(choice, kinds)
+        cast(QuantizedLayer, model.get_submodule(name)).before_sign = note_of(choice, kinds)

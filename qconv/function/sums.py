@@ -124,7 +124,7 @@ def runs_in_integers(
     if not (is_plain_cpu(input) and is_plain_cpu(weight)) or torch.compiler.is_compiling():
         return False
     ends = of_input.whole_ends, of_weight.whole_ends
-    ends_x, ends_w = (ends[0], ends[1] or (_BYTE if of_weight.code_dtype == torch.int8 else None))
+    ends_x, ends_w = (ends[0], ends[1] or (_BYTE if of_weight.at_work.code_dtype == torch.int8 else None))
     if ends_x is None or ends_w is None or not isinstance(op, Convolution):
         return False
     is_byte = ends_x[0] <= 0 and ends_x[1] - ends_x[0] <= 255 and _BYTE[0] <= ends_w[0] <= ends_w[1] <= _BYTE[1]

@@ -56,7 +56,7 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     levels = quantizer.levels(*quantizer.tensors())
     if levels is None:
         return Arithmetic("float", f"the levels of its input are not fixed: {type(quantizer).__name__} states none")
-    if not quantizer.is_elementwise and isinstance(layer, QLinear):  # which is frozen as a layer of its rows
+    if not quantizer.at_work.is_elementwise and isinstance(layer, QLinear):  # which is frozen as a layer of its rows
         return Arithmetic("float", f"{type(quantizer).__name__} quantizes a sample as a whole")
     try:
         weight = layer.weight_codes()

@@ -27,13 +27,14 @@ class FixedWeight(Quantizer):
 
     roles = ("weight",)
     has_whole = True
+    is_binary = False  # pyright: ignore  # `whole` may return None
     weight: Tensor
     scale: Tensor | None
     codes_8: Tensor | None
 
     def __init__(self, trained: Quantizer, weight: Tensor, whole: Whole | None, is_whole: bool) -> None:
         super().__init__()
-        self.bits, self.signs, self.code_dtype = trained.bits, trained.signs, trained.code_dtype
+        self.bits, self.signs, self.code_dtype = trained.bits, trained.signs, trained.at_work.code_dtype
         self.is_whole = is_whole
         values, scale = (None, None) if whole is None else whole
         # Whole numbers may be multiples of a power of two below 1.

@@ -72,11 +72,11 @@ def freeze(
     made = build(model, tolerance, example)
     made.nan = nan
     if example is not None:
-        _check(model, made, example)
+        check(model, made, example)
     return made
 
 
-def _check(model: nn.Module, frozen: FrozenModel, example: Tensor) -> None:
+def check(model: nn.Module, frozen: FrozenModel, example: Tensor) -> None:
     """Raise a ValueError unless the frozen model computes the same as the trained one."""
     model = copied(model).eval().cpu()
     output = model(example[:1].cpu())

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..layers import QuantizedLayer
 from ..quantizers import Identity
+from ..quantizers.base import has_codes
 from .float_error import SURE, Rounded, difference
 
 FEW = 3  # values of a channel that may be unlucky
@@ -35,7 +36,7 @@ def check_input(layer: QuantizedLayer, wanted: Rounded, own: Tensor, is_codes: b
     far = (
         torch.ones_like(own, dtype=torch.bool) if is_codes else ~(difference(own, wanted.exact) <= SURE * wanted.error)
     )
-    if isinstance(quantizer, Identity) or layer.has_scale_map or not quantizer.has_codes:
+    if isinstance(quantizer, Identity) or layer.has_scale_map or not has_codes(quantizer):
         return {**counts, "unexplained": int(far.sum())}
 
     def codes(x: Tensor) -> Tensor:

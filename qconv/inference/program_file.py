@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.files import atomic_file
-from .freeze import freeze
+from .build import build
+from .freeze import check
 
 
 @torch.no_grad()
@@ -26,7 +27,8 @@ def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor
         TypeError, ValueError: as `freeze`.
         ValueError: a program has no operation for a part of the model, which the message names.
     """
-    frozen = freeze(model, example=example)
-    content = frozen.program_bytes(example.detach().cpu().float())
+    frozen = build(model, 0.0, example)
+    content = frozen.program_bytes(example.detach().cpu())
+    check(model, frozen, example)
     with atomic_file(Path(path)) as file:
         file.write(content)

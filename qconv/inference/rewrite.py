@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -10,7 +10,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..kernels.operators import WORD
-from ..layers import QConv2d, QLinear, QuantizedLayer
+from ..layers import ComputedFilters, QConv2d, QLinear, QuantizedLayer
+from ..layers.adopt import release
 from ..layers.bypassed import has_own_forward
 from ..quantizers import Codes, Identity
 from .adapters import Distance, OfLastDimension, Padded, WithScaleMap
@@ -153,7 +154,7 @@ class Rewriter:
         if arithmetic.kind == "float":
             if isinstance(layer.input_quantizer, Identity):
                 layer = copy.deepcopy(layer)  # other parts may call it, too
-                layer.bake_()
+                _bake(layer)
                 self._put(node, layer)
                 folded = self._fold_float(node)
                 if (signs := sign_layer(self.of(node))) is not None:
@@ -244,7 +245,7 @@ class Rewriter:
                 raise _StaysFloat(f"'{reader.target}' after it is {of_reader.kind}")
             if isinstance(layer, QLinear) or layer.has_scale_map or layer.padding_mode != "zeros":  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' after it needs floats")
-            if not layer.input_quantizer.is_elementwise:  # pyright: ignore
+            if not layer.input_quantizer.at_work.is_elementwise:  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' after it quantizes a sample as a whole")
             shares = arithmetic.kind == "binary" and all(
                 self.arithmetic[other].levels.rounding == "sign" for other in readers
@@ -403,3 +404,16 @@ def _is_monotone(module: nn.Module | None) -> bool:
     if type(module) is nn.PReLU:
         return bool((module.weight >= 0).all())
     return type(module) in _RISING + UNCHANGED  # a subclass may compute something different
+
+
+def _bake(layer: QuantizedLayer) -> None:
+    """Turn the layer into a float one for evaluation, with the quantized weight as its weight."""
+    weight_q, baked = layer.quantized_weight(), cast(Any, layer)
+    kind = layer.baked_type if isinstance(layer, ComputedFilters) else None
+    release(layer)
+    with torch.no_grad():
+        baked.weight.copy_(weight_q)
+    if kind is not None:
+        baked.__class__ = kind
+        for name in {*baked._parameters} - {"weight", "bias"}:  # of which the weight was computed
+            delattr(baked, name)

@@ -1,17 +1,14 @@
 """Checks of a layer's arguments: the scheme of its constructor, and the input of its forward."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from .. import schemes
 from ..scheme import Factory, Scheme
 from .computed import stored_weight
-
-if TYPE_CHECKING:
-    from .base import QuantizedLayer
 
 
 def chosen(scheme: Scheme | None, grad_quantizer: Factory | None) -> Scheme:
@@ -40,7 +37,7 @@ def checked(scheme: Scheme | None) -> Scheme:
     return scheme
 
 
-def check_input(layer: "QuantizedLayer", input: Tensor) -> None:
+def check_input(layer: nn.Module, input: Tensor) -> None:
     """Raise unless the input has a floating dtype, and the dtype and device of the weight.
 
     Raises:
@@ -62,7 +59,7 @@ def check_input(layer: "QuantizedLayer", input: Tensor) -> None:
         )
 
 
-def as_node(layer: "QuantizedLayer", *arguments: Any) -> Any:
+def as_node(layer: nn.Module, *arguments: Any) -> Any:
     """Record a call of the layer as one node of a graph of `torch.fx`, as for torch's own layers.
 
     A tracer treats only the modules of ``torch.nn`` as units, and would trace into this one.

@@ -1,7 +1,7 @@
 """The base of all quantized layers: quantizers, forward, calibration and updates."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -17,9 +17,8 @@ from ..ground.processes import is_distributed, leaving
 from ..quantizers import Codes, Identity, Quantizer
 from ..quantizers.flags import is_readable
 from ..scheme import Scheme
-from .adopt import release
 from .arguments import autocast_dtype, checked
-from .calibration import calibrate
+from .calibration import calibrate, lost
 from .computed import (
     check_computed_once,
     computed_by,
@@ -27,9 +26,9 @@ from .computed import (
     stored_weight,
     trained_weights,
 )
-from .loading import on_meta, refusal, reset_quantizers, start_what_is_missing, translate
-from .naming import QUANTIZERS, name_of
-from .origin import follow_weight, refresh, start_from_weight
+from .loading import emptied, on_meta, refusal, reset_quantizers, translate
+from .naming import QUANTIZERS, name_of, quantizers_of
+from .sign_note import KEY
 
 
 class QuantizedLayer(nn.Module):
@@ -48,6 +47,9 @@ class QuantizedLayer(nn.Module):
         weight_quantizer: quantizer of the weight.
         grad_quantizer: quantizer of the output's gradient, or None.
         lean: what the backward keeps of the input: bits (`qconv.lean`), or the input itself if None.
+        before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
+            with another note is refused. It is not a buffer, because it describes how the model was built, as a class
+            does.
     """
 
     float_type: type[nn.Module]
@@ -62,6 +64,7 @@ class QuantizedLayer(nn.Module):
     weight_quantizer: Quantizer
     grad_quantizer: Quantizer | None
     lean: Lean | None = None
+    before_sign: Tensor | None = None
 
     def set_scheme(self, scheme: Scheme | None) -> None:
         """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight.
@@ -74,15 +77,10 @@ class QuantizedLayer(nn.Module):
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             with torch.no_grad():
                 self.weight.copy_(self.float_weight())  # continue from what was learned
-        before = self._modules.get("input_quantizer")
-        self.input_quantizer = scheme.input()
-        if isinstance(before, Quantizer):
-            self.input_quantizer.before_sign = before.before_sign
-        self.weight_quantizer = scheme.weight()
-        self.register_module("grad_quantizer", None if scheme.grad is None else scheme.grad())
+        for name, quantizer in self._made(scheme).items():
+            self.register_module(name, quantizer)
         self.scheme = scheme
-        self.input_quantizer.build(*self.input_channels())
-        start_from_weight(self)
+        self._start_from_weight()
         stored = stored_weight(self)
         for quantizer in self.quantizers().values():
             quantizer.to(stored.device, stored.dtype)
@@ -90,6 +88,37 @@ class QuantizedLayer(nn.Module):
             quantizer.train(self.training)
         if not computed_by(self):
             self.weight.requires_grad_(trained and not self.weight_quantizer.replaces_weight)
+
+    def _made(self, scheme: Scheme) -> dict[str, Quantizer | None]:
+        """Make the quantizers of ``scheme`` for this layer."""
+        of_input = scheme.input()
+        of_input.build(*self.input_channels())
+        made = of_input, scheme.weight(), None if scheme.grad is None else scheme.grad()
+        return dict(zip(QUANTIZERS, made, strict=True))
+
+    @torch.no_grad()
+    def _start_from_weight(self) -> None:
+        """Set the learned tensors of the weight's quantizer from the weight; the quantizer is fresh (`NeedsData`)."""
+        with evaluated(self):
+            self.weight_quantizer.initialize(self.filters().detach())
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Let the weight's quantizer follow the weight until the first backward."""
+        for part in self.weight_quantizer.modules():
+            if isinstance(part, Quantizer) and part._parameters:
+                part.start_()
+
+    def follow_weight(self) -> None:
+        """Set the learned tensors of a fresh weight quantizer from the weight again, as each training forward does.
+
+        Not from tensors that only stand in for parameters, as in `torch.func.functional_call`.
+        """
+        if not self.weight_quantizer.is_fresh:
+            return
+        own = *trained_weights(self), *self.weight_quantizer.parameters()
+        if all(type(tensor) is nn.Parameter and not tensor.is_meta for tensor in own) and not lost(self, own):
+            self._start_from_weight()
 
     @classmethod
     def check_scheme(cls, scheme: Scheme) -> None:
@@ -112,7 +141,7 @@ class QuantizedLayer(nn.Module):
     @property
     def has_scale_map(self) -> bool:
         """Whether the output is multiplied by the scheme's map of input magnitudes: only while the input is signs."""
-        return self.scheme.scale_map and self.input_quantizer.makes_signs
+        return self.scheme.scale_map and self.input_quantizer.at_work.signs
 
     def input_channels(self) -> tuple[int, int]:
         """The number of input channels, and their dimension in the input."""
@@ -206,7 +235,7 @@ class QuantizedLayer(nn.Module):
 
     def quantizers(self) -> dict[str, Quantizer]:
         """Return the layer's quantizers by the names of their attributes."""
-        return {name: getattr(self, name) for name in QUANTIZERS if getattr(self, name) is not None}
+        return quantizers_of(self)
 
     def _other_quantizers(self) -> list[Quantizer]:
         """The quantizers of the input and of the gradient."""
@@ -218,7 +247,7 @@ class QuantizedLayer(nn.Module):
         if not compiling:
             check_computed_once(self, self.weight_quantizer, self.filters)
             if self.training and is_readable(input):
-                follow_weight(self)
+                self.follow_weight()
         elif torch.compiler.is_dynamo_compiling():
             self._while_compiled(id(self))
         quantizers = LayerQuantizers(
@@ -232,7 +261,7 @@ class QuantizedLayer(nn.Module):
                 )
             calibrates = self.input_quantizer.reads_fresh()
             if calibrates:
-                calibrate(self, input, settles=compiling)
+                calibrate(self, self.input_quantizer, input, settles=compiling)
         device, name = input.device.type, partial(name_of, self)
         dtype = None if input.dtype == torch.float64 else autocast_dtype(device)  # which leaves float64 alone
         with nullcontext() if dtype is None else torch.autocast(device, enabled=False):
@@ -252,7 +281,7 @@ class QuantizedLayer(nn.Module):
         """
         del identity
         if self.training:
-            follow_weight(self)
+            self.follow_weight()
         if torch.is_grad_enabled():
             self.weight_quantizer.settle_()
 
@@ -269,22 +298,19 @@ class QuantizedLayer(nn.Module):
             ValueError: NaN or inf in the input of any process; learned tensors held by ``fully_shard``.
             RuntimeError: another process is at another layer, or does not come (`meet`); a replica of DataParallel.
         """
-        calibrate(self, input, settles=True)
+        calibrate(self, self.input_quantizer, input, settles=True)
 
     def reset_parameters(self) -> None:
         """Initialize as the ``torch.nn`` twin does, and reset all quantizers of the scheme's kinds."""
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
         if "scheme" not in self.__dict__:  # the twin's constructor calls this before there are quantizers
             return
-        reset_quantizers(self)
-        start_from_weight(self)
+        self._reset(QUANTIZERS)
+        self._start_from_weight()
 
-    def bake_(self) -> None:
-        """Turn this layer into a float one for evaluation, with the quantized weight as its weight."""
-        weight_q = self.quantized_weight()
-        release(self)
-        with torch.no_grad():
-            self.weight.copy_(weight_q)
+    def _reset(self, places: Collection[str]) -> None:
+        if places:
+            reset_quantizers(self, self._made(self.scheme), places)
 
     def _load_from_state_dict(
         self,
@@ -303,19 +329,20 @@ class QuantizedLayer(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        start_what_is_missing(self, state_dict, prefix)
+        if not self.weight.is_meta:  # assigned
+            self._reset(emptied(self, state_dict, prefix, self.weight.device))
         if f"{prefix}weight" in state_dict and not any(
             key.startswith(f"{prefix}weight_quantizer.") for key in state_dict
         ):
-            start_from_weight(self)
+            self._start_from_weight()
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """Cast or move the tensors, without a change of what is learned; coming from the meta device, reset them."""
         before = on_meta(self)
         super()._apply(*args, **kwargs)
         if before and not on_meta(self):  # `to_empty` leaves whatever the memory held
-            reset_quantizers(self, before)
-            refresh(self)
+            self._reset(before)
+            self._refresh()
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -330,6 +357,8 @@ class QuantizedLayer(nn.Module):
         if self.weight_quantizer.replaces_weight:
             # The weight was only the start of training; a float layer should load what was learned.
             destination[f"{prefix}weight"] = self.float_weight()
+        if self.before_sign is not None:
+            destination[f"{prefix}{KEY}"] = self.before_sign.clone()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, scheme={self.scheme.name}"

@@ -2,31 +2,29 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..ground.processes import is_distributed, is_sharded, mean_over_processes, meet, sum_over_processes
 from ..quantizers import Quantizer
+from ..quantizers.chosen_sign import ChosenSign
 from ..quantizers.observers import Observer
 from .computed import stored_weight
 from .naming import name_of
 
-if TYPE_CHECKING:
-    from .base import QuantizedLayer
-
 
 @torch.no_grad()
-def calibrate(layer: "QuantizedLayer", input: Tensor, settles: bool) -> None:
+def calibrate(layer: nn.Module, quantizer: Quantizer, input: Tensor, settles: bool) -> None:
     """`QuantizedLayer.calibrate_`; unless it ``settles``, the quantizer is fresh until the first backward.
 
     Several processes always settle: a backward in one alone would have the others wait for it.
     """
     if input.is_meta:
         return
-    if why := lost(layer, layer.input_quantizer.parameters()):
-        if layer.input_quantizer.had_data():
+    if why := lost(layer, quantizer.parameters()):
+        if quantizer.calibrated:
             return
         raise RuntimeError(why)
     if is_distributed():
@@ -36,11 +34,11 @@ def calibrate(layer: "QuantizedLayer", input: Tensor, settles: bool) -> None:
     (wrong,) = sum_over_processes([not seen.is_finite], stored_weight(layer).device)
     if wrong:
         raise ValueError(f"the input of {name_of(layer)} has NaN or inf: it can't be calibrated with it")
-    initialize = None if seen.is_blank else partial(layer.input_quantizer.initialize, input.detach())
-    _set(layer, initialize, settles or is_distributed())
+    initialize = None if seen.is_blank else partial(quantizer.initialize, input.detach())
+    _set(layer, quantizer, initialize, settles or is_distributed())
 
 
-def lost(layer: "QuantizedLayer", tensors: Iterable[Tensor]) -> str:
+def lost(layer: nn.Module, tensors: Iterable[Tensor]) -> str:
     """Return why the layer's ``tensors`` would lose what this forward writes to them; empty if they keep it."""
     if layer.__dict__.get("_is_replica"):
         return (
@@ -62,17 +60,17 @@ def lost(layer: "QuantizedLayer", tensors: Iterable[Tensor]) -> str:
 
 
 @torch.no_grad()
-def calibrate_from(layer: "QuantizedLayer", observer: Observer) -> bool:
+def calibrate_from(layer: nn.Module, quantizer: Quantizer, observer: Observer) -> bool:
     """Calibrate as `QuantizedLayer.calibrate_`, from the finite values in an observer of the input's quantizer.
 
     Returns:
         Whether the quantizer was set, in all processes.
     """
-    initialize = partial(layer.input_quantizer.initialize_from, observer)
-    return _set(layer, None if observer.is_blank else initialize, settles=True)
+    initialize = partial(quantizer.initialize_from, observer)
+    return _set(layer, quantizer, None if observer.is_blank else initialize, settles=True)
 
 
-def _place(layer: "QuantizedLayer") -> str:
+def _place(layer: nn.Module) -> str:
     """Return a name that distinguishes a layer from the others of its model, equal in all processes."""
     name, stored = layer.__dict__.get("name_in_model"), stored_weight(layer)
     weight = stored.detach().flatten()
@@ -82,9 +80,8 @@ def _place(layer: "QuantizedLayer") -> str:
     return f"{type(layer).__name__} {tuple(stored.shape)} {name}"
 
 
-def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None, settles: bool) -> bool:
+def _set(layer: nn.Module, quantizer: Quantizer, initialize: Callable[[], None] | None, settles: bool) -> bool:
     """Initialize the quantizer if this process has data, and average over the processes that have."""
-    quantizer = layer.input_quantizer
     if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
         raise ValueError(
             f"{name_of(layer)} can't take its range from a batch once fully_shard holds "
@@ -98,7 +95,7 @@ def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None, settles
         initialize()
         quantizer.to(stored.device, stored.dtype)
     own = [initialize is not None and part.calibrated for part in parts]
-    votes = [part.vote() if mine else 0 for part, mine in zip(parts, own, strict=True)]
+    votes = [part.vote() if mine and isinstance(part, ChosenSign) else 0 for part, mine in zip(parts, own, strict=True)]
     sums = sum_over_processes([*map(int, own), *votes], stored.device)
     counts = sums[: len(parts)]
     for part, was, mine, count, vote in zip(parts, before, own, counts, sums[len(parts) :], strict=True):
@@ -106,6 +103,7 @@ def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None, settles
         if count and not settles:
             part.start_()
         if count:
-            part.decide(vote)
+            if isinstance(part, ChosenSign):
+                part.decide(vote)
             mean_over_processes(part.tensors(), mine, count)
     return any(counts)

@@ -72,7 +72,7 @@ class _QConv(QuantizedLayer):
     @property
     def border_value(self) -> int:
         """Return the value around the quantized input: `padding_value` while the input is signs, else 0."""
-        return self.padding_value if self.input_quantizer.makes_signs else 0
+        return self.padding_value if self.input_quantizer.at_work.signs else 0
 
     @property
     def op(self) -> Convolution:

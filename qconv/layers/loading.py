@@ -1,18 +1,18 @@
 """Loading checkpoints into a quantized layer: the authors' names, refusals, and missing tensors."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import torch
+from torch import nn
+
+from ..quantizers import Quantizer
 from ..quantizers.part import Part
-from ..quantizers.sign_note import KEY, difference
-from .naming import QUANTIZERS
-from .origin import start_from_weight
-
-if TYPE_CHECKING:
-    from .base import QuantizedLayer
+from .naming import QUANTIZERS, quantizers_of
+from .sign_note import KEY, difference
 
 
-def translate(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) -> list[str]:
+def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> list[str]:
     """Rename the tensors of the authors' layer to the names used here; return why they can't be loaded, if so.
 
     Args:
@@ -21,9 +21,10 @@ def translate(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) 
         prefix: the name of the layer with a point after it, or nothing.
     """
     wrong = []
-    for place, quantizer in layer.quantizers().items():
-        found = {own: name for name, own in quantizer.authors_names.items() if prefix + name in state_dict}
-        if found and (why := quantizer.differs_from_authors()):
+    for place, quantizer in quantizers_of(layer).items():
+        names, why = quantizer.of_authors()
+        found = {own: name for name, own in names.items() if prefix + name in state_dict}
+        if found and why:
             own_name = _name(layer, prefix)
             wrong.append(f"layer {own_name}: {' and '.join(found.values())} come from the authors' code, which {why}")
         for own, name in found.items():
@@ -33,7 +34,7 @@ def translate(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) 
     return wrong
 
 
-def refusal(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) -> str:
+def refusal(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> str:
     """Return why the layer can't load the checkpoint, or nothing; ask before the weight is loaded.
 
     `state_dict` has none of the layer's tensors then, so that weight, bias and quantizers stay as they are.
@@ -44,34 +45,29 @@ def refusal(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) ->
     for name, part in layer.named_modules():
         if isinstance(part, Part):
             part.check_state(state_dict, f"{prefix}{name}.")
-    own, stored = layer.input_quantizer.before_sign, state_dict.get(f"{prefix}input_quantizer.{KEY}")
+    own = layer.__dict__.get("before_sign")
+    stored = state_dict.pop(f"{prefix}{KEY}", None)  # absent in float checkpoints
     wrong = "" if own is None or stored is None else difference(own, stored, _name(layer, prefix))
     if wrong:
-        parts = tuple(f"{prefix}{name}." for name in layer.quantizers())
+        parts = tuple(f"{prefix}{name}." for name in quantizers_of(layer))
         for key in [key for key in state_dict if key.startswith(prefix)]:
             if key.startswith(parts) or "." not in key.removeprefix(prefix):
                 del state_dict[key]
     return wrong
 
 
-def start_what_is_missing(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) -> None:
-    """Reset quantizers that a checkpoint lacks: those without values, and the weight's if the weight is loaded."""
+def emptied(layer: nn.Module, state_dict: dict[str, Any], prefix: str, device: torch.device) -> list[str]:
+    """Give memory on ``device`` to the quantizers on the meta device that a checkpoint lacks; return their places."""
     stored = {place for place in QUANTIZERS if any(key.startswith(f"{prefix}{place}.") for key in state_dict)}
-    if not layer.weight.is_meta:  # assigned
-        without = [place for place in on_meta(layer) if place not in stored]
-        for place in without:
-            getattr(layer, place).to_empty(device=layer.weight.device)
-        reset_quantizers(layer, without)
-    if f"{prefix}weight" in state_dict and "weight_quantizer" not in stored:
-        start_from_weight(layer)
+    without = [place for place in on_meta(layer) if place not in stored]
+    for place in without:
+        getattr(layer, place).to_empty(device=device)
+    return without
 
 
-def reset_quantizers(layer: "QuantizedLayer", places: Iterable[str] = QUANTIZERS) -> None:
-    """Reset quantizers, except tensors that the weight's quantizer learns from the weight."""
-    scheme = layer.scheme
-    fresh = scheme.input(), scheme.weight(), None if scheme.grad is None else scheme.grad()
-    fresh[0].build(*layer.input_channels())
-    for place, new in zip(QUANTIZERS, fresh, strict=True):
+def reset_quantizers(layer: nn.Module, fresh: Mapping[str, Quantizer | None], places: Iterable[str]) -> None:
+    """Reset quantizers to fresh ones, except tensors that the weight's quantizer learns from the weight."""
+    for place, new in fresh.items():
         own = getattr(layer, place)
         if place not in places or new is None or type(new) is not type(own):
             continue
@@ -84,15 +80,11 @@ def reset_quantizers(layer: "QuantizedLayer", places: Iterable[str] = QUANTIZERS
             own.load_state_dict(state, strict=False)
 
 
-def on_meta(layer: "QuantizedLayer") -> list[str]:
+def on_meta(layer: nn.Module) -> list[str]:
     """Return the places of the quantizers with tensors on the meta device."""
-    return [
-        place
-        for place in QUANTIZERS
-        if (own := getattr(layer, place, None)) is not None  # the twin's constructor may cast before there are any
-        and any(tensor.is_meta for tensor in (*own.parameters(), *own.buffers()))
-    ]
+    every = quantizers_of(layer).items()
+    return [place for place, own in every if any(each.is_meta for each in (*own.parameters(), *own.buffers()))]
 
 
-def _name(layer: "QuantizedLayer", prefix: str) -> str:
+def _name(layer: nn.Module, prefix: str) -> str:
     return prefix.removesuffix(".") or type(layer).__name__

@@ -2,10 +2,16 @@
 
 from torch import nn
 
+from ..quantizers import Quantizer
 from ..scheme import Scheme
 
 QUANTIZERS = ("input_quantizer", "weight_quantizer", "grad_quantizer")
 """The attributes of a quantized layer that hold its quantizers."""
+
+
+def quantizers_of(layer: nn.Module) -> dict[str, Quantizer]:
+    """Return the quantizers that a layer has by now, by the names of their attributes."""
+    return {name: own for name in QUANTIZERS if (own := getattr(layer, name, None)) is not None}
 
 
 def name_of(layer: nn.Module, name: str = "") -> str:

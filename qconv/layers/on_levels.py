@@ -58,4 +58,4 @@ def has_unit_steps(layer: QuantizedLayer) -> bool:
     quantizer: Any = layer.weight_quantizer
     coding = getattr(quantizer, "coding", None)
     spaced = coding is None or (coding.unit == 1 and coding.table is None)
-    return quantizer.whole_ends is not None and not quantizer.is_binary and quantizer.bits != 1 and spaced
+    return quantizer.whole_ends is not None and quantizer.bits != 1 and spaced

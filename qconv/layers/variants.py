@@ -12,8 +12,6 @@ it. Pass it to `qconv.convert` as ``subclasses={UnitConv2d: QUnitConv2d}``:
 A class that computes the same as its parent needs no such form: ``subclasses={MyConv2d: QConv2d}``.
 """
 
-from typing import cast
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -36,7 +34,7 @@ class ComputedFilters(QuantizedLayer):
 
     @property
     def baked_type(self) -> type[nn.Module]:
-        """Return the class for `bake_`, which uses the weight as it is."""
+        """The class of a frozen layer, which uses the weight as it is."""
         return nn.Conv2d
 
     @classmethod
@@ -47,11 +45,6 @@ class ComputedFilters(QuantizedLayer):
 
     def _put_back(self, filters: Tensor) -> None:
         pass
-
-    def bake_(self) -> None:
-        kind = self.baked_type
-        super().bake_()  # it is of `float_type` then
-        cast(nn.Module, self).__class__ = kind
 
 
 class StandardizedFilters(ComputedFilters):
@@ -70,11 +63,6 @@ class StandardizedFilters(ComputedFilters):
         factor = (self.gain * self.scale).view(-1) if hasattr(self, "gain") else None
         standard = F.batch_norm(rows, None, None, weight=factor, training=True, momentum=0.0, eps=self.eps)
         return standard.reshape_as(self.weight)
-
-    def bake_(self) -> None:
-        super().bake_()
-        if hasattr(self, "gain"):
-            del self.gain
 
 
 class SamePadded(QConv2d):

@@ -18,12 +18,11 @@ from ..layers.calibration import calibrate_from
 from ..layers.computed import stored_weight
 from ..layers.naming import name_of
 from ..layers.observed_run import trial
-from ..layers.origin import follow_weight
 from ..layers.placement import on_device_of
 from ..layers.twins import quantized_layers
 from ..quantizers import Identity
 from ..quantizers.observers import Observer, Several, Signs
-from .input_signs import judged, note, tell
+from .input_signs import is_unsigned, judged, note, tell
 from .norms import batch_statistics
 
 
@@ -86,14 +85,14 @@ def calibrate_layers(
     check_at_least_one(max_samples=max_samples)
     quantized = quantized_layers(model)
     for layer in quantized.values():
-        follow_weight(layer)
+        layer.follow_weight()
     layers = {
         name: layer
         for name, layer in quantized.items()
         if layer.input_quantizer.needs_data and (only is None or name in only)
     }
     counts = {
-        name: Signs() for name, layer in quantized.items() if name in layers or (layer.input_quantizer.is_unsigned)
+        name: Signs() for name, layer in quantized.items() if name in layers or is_unsigned(layer.input_quantizer)
     }
     if not counts:
         return []
@@ -119,7 +118,7 @@ def calibrate_layers(
             )
     # Called by all processes, even if their own batches did not reach the layer.
     seen = [name for name, number in zip(layers, reached, strict=True) if number]
-    done = [name for name in seen if calibrate_from(layers[name], observers[name])]
+    done = [name for name in seen if calibrate_from(layers[name], layers[name].input_quantizer, observers[name])]
     if blank := [name for name in seen if name not in done]:
         names = ", ".join(f"'{name}'" for name in blank)
         warnings.warn(
@@ -145,7 +144,7 @@ def _tell(layers: Mapping[str, QuantizedLayer], counts: Iterable[Signs], device:
     for (name, layer), negative, total in zip(layers.items(), sums[::2], sums[1::2], strict=True):
         if total and (what := judged(layer.input_quantizer, negative / total)) is not None:
             found[name or name_of(layer)] = what
-        if total and layer.input_quantizer.had_data():
+        if total and layer.input_quantizer.calibrated:
             note([layer], "is_calibrated")
     tell(found)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..ground.processes import rank_and_count
 from ..quantizers import Quantizer
+from ..quantizers.chosen_sign import ChosenSign
 
 SHARE = 0.01
 """The share of negative inputs from which on a message names the layer."""
@@ -34,9 +35,15 @@ class Negative(NamedTuple):
 
 def judged(quantizer: Quantizer, share: float) -> Negative | None:
     """Return what there may be to tell of a layer with this quantizer; None for one that takes any input."""
-    if quantizer.bits >= 32 or (quantizer.chosen_sign is None and not quantizer.is_unsigned):
+    signed = next((part.chosen_sign for part in _parts(quantizer) if isinstance(part, ChosenSign)), None)
+    if quantizer.bits >= 32 or (signed is None and not is_unsigned(quantizer)):
         return None
-    return Negative(share, quantizer.chosen_sign)
+    return Negative(share, signed)
+
+
+def is_unsigned(quantizer: Quantizer) -> bool:
+    """Whether the method at work clips negative inputs to 0, and was not told to by an argument."""
+    return any(part.is_unsigned for part in _parts(quantizer))
 
 
 def tell(found: Mapping[str, Negative]) -> None:
@@ -70,6 +77,11 @@ def note(layers: Iterable[nn.Module], what: str) -> None:
         for hook in layer._forward_hooks.values():
             if hasattr(hook, what):
                 setattr(hook, what, True)
+
+
+def _parts(quantizer: Quantizer) -> list[Quantizer]:
+    """The quantizer at work and those inside it, such as that of a random share."""
+    return [part for part in quantizer.at_work.modules() if isinstance(part, Quantizer)]
 
 
 def _layers(count: int) -> str:

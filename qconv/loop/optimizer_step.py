@@ -17,7 +17,7 @@ from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.twins import quantized_layers
 from ..quantizers import Quantizer, Stages
-from ..quantizers.base import is_plain, is_plain_cpu
+from ..quantizers.base import bounded, is_plain, is_plain_cpu
 from ..quantizers.part import Part
 from .input_signs import note
 
@@ -96,7 +96,7 @@ def _after_step(held: _Held) -> None:
         if type(quantizer).after_step_ is not Quantizer.after_step_ or "stream" in quantizer._modules:
             quantizer.after_step_(weight)
             continue
-        for tensor, low, high in quantizer.bounded(weight):
+        for tensor, low, high in bounded(quantizer, weight):
             if is_plain(tensor):
                 together.setdefault((low, high), []).append(tensor)
             else:

@@ -1,9 +1,8 @@
 """AdaBin: adaptive binary sets, with a centre and a distance (Tu et al., arXiv:2208.08084)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Literal
 
 from torch import Tensor
@@ -87,7 +86,6 @@ class AdaBinInput(Binary):
     """
 
     roles = ("input",)
-    authors_names = MappingProxyType({"binary_a.alpha_a": "alpha", "binary_a.beta_a": "beta"})
 
     def __init__(
         self, offset: Literal["paper", "code"] = "paper", surrogate: Callable[[], Surrogate] = ApproxSign
@@ -135,10 +133,10 @@ class AdaBinInput(Binary):
     def bounds(self) -> Bounds:
         return {"alpha": (SMALLEST, math.inf)}
 
-    def differs_from_authors(self) -> str:
-        if self.offset == "code":
-            return ""
-        return "computes alpha · (sign(z) + beta): load them with adabin(offset='code')"
+    def of_authors(self) -> tuple[Mapping[str, str], str]:
+        names = {"binary_a.alpha_a": "alpha", "binary_a.beta_a": "beta"}
+        differs = "computes alpha · (sign(z) + beta): load them with adabin(offset='code')"
+        return names, "" if self.offset == "code" else differs
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": POSITIVE}

@@ -209,6 +209,7 @@ class APoTInput(_APoT, Coded):
     """
 
     roles = ("input",)
+    is_unsigned = True
 
     def __init__(self, input_bits: int = 4, variant: Variant = "cifar") -> None:
         super().__init__()
@@ -218,10 +219,6 @@ class APoTInput(_APoT, Coded):
         self.variant = variant
         start = 8.0 if variant == "cifar" else 6.0
         self.alpha = learned(min(start, start * (2**self.bits - 1) / 15))
-
-    @property
-    def is_unsigned(self) -> bool:
-        return True
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         multiples, step = self._multiples(wide(x), *tensors)

@@ -43,7 +43,6 @@ class Sign(Quantizer):
 
     bits = 1
     signs = True
-    is_binary = True
     code_dtype = torch.int8
 
     def __init__(

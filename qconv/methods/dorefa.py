@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
-from ..quantizers.codes import integer_dtype
 from ..quantizers.kept_codes import Coded, Coding, Passing
 from ..quantizers.levels import Levels, level_step
 from ..quantizers.numbers import ABOVE_ONE, BELOW_ZERO, wide, within
@@ -47,7 +46,6 @@ class DoReFaWeight(Coded):
     def __init__(self, bits: int = 1, detach_max: bool = True) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits)
-        self.is_binary = bits == 1 and not self.changes_values
         check_flags(detach_max=detach_max)
         self.detach_max = detach_max
 
@@ -103,14 +101,11 @@ class DoReFaInput(Passing):
         ValueError: ``bits`` out of range.
     """
 
+    is_unsigned = True
+
     def __init__(self, bits: int = 2) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, 16)
-        self.code_dtype = integer_dtype(bits)
-
-    @property
-    def is_unsigned(self) -> bool:
-        return True
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 1 / n."""

@@ -122,7 +122,6 @@ class EWGSWeight(EWGS):
 
     def __init__(self, bits: int = 4, delta: float = 1e-3) -> None:
         super().__init__(bits, delta)
-        self.is_binary = bits == 1 and not self.changes_values
         self.scale = learned(1.0)
 
     def tensors(self) -> tuple[Tensor, ...]:

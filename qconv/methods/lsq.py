@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from ..ground.checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import Bounds, Whole, is_plain
 from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues
-from ..quantizers.codes import integer_dtype
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
@@ -106,8 +105,6 @@ class LSQ(Coded):
     ) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, self.max_bits)
-        self.code_dtype = integer_dtype(bits)
-        self.is_binary = bits == 1 and not self.changes_values
         check_grad_scale(grad_scale)
         check_flags(per_channel=per_channel, strict=strict)
         self.per_channel = per_channel
@@ -202,7 +199,7 @@ class LSQ(Coded):
         return f"{shown}, strict={self.strict}"
 
 
-class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):
+class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):  # pyright: ignore[reportIncompatibleVariableOverride]
     r"""Activations with a learned step s: LSQ.
 
     ``x_q``, ``dx`` and ``ds`` are as in `LSQ`, with ``Q_n = 0`` and ``Q_p = 2^b − 1`` unless ``signed``: with one
@@ -254,7 +251,6 @@ class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):
         self.step_init = step_init
         self.set_sign(signed, from_data=step_init is None)
         self.dim = 1
-        self.is_binary = False  # a step for each channel is none for each filter
         self.step = learned(1.0 if step_init is None else float(step_init))
 
     @property

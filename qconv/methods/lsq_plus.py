@@ -69,7 +69,6 @@ class LSQPlusInput(FromData[Values], Coded):
     def __init__(self, bits: int = 4, grad_scale: GradScale = "paper") -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, 16)
-        self.code_dtype = integer_dtype(bits)
         check_grad_scale(grad_scale)
         self.grad_scale: GradScale = grad_scale
         self.high = 2**self.bits - 1
@@ -109,7 +108,7 @@ class LSQPlusInput(FromData[Values], Coded):
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         values, step, beta = self._levels(x, *tensors)
-        return Codes(values.to(self.code_dtype), step, offset=beta)
+        return Codes(values.to(integer_dtype(self.bits)), step, offset=beta)
 
     def _levels(self, x: Tensor, step: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whole numbers from 0 to Q_p, the step and the offset."""

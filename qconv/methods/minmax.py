@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import Whole
-from ..quantizers.codes import integer_dtype
 from ..quantizers.form import Form
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding, Passing
@@ -201,7 +200,6 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
     def __init__(self, bits: int = 8, symmetric: bool = False, per_channel: bool = False) -> None:
         super().__init__()
         self.bits = self._bits = check_bits("bits", bits, 2, 16, type(self).__name__)
-        self.code_dtype = integer_dtype(bits)
         check_flags(symmetric=symmetric, per_channel=per_channel)
         self.symmetric = symmetric
         self.per_channel = per_channel

@@ -105,6 +105,7 @@ class N2UQInput(Coded):
     """
 
     roles = ("input",)
+    is_unsigned = True
 
     def __init__(self, bits: int = 2) -> None:
         super().__init__()
@@ -114,10 +115,6 @@ class N2UQInput(Coded):
         self.start = learned(0.0)
         self.input_scale = learned(1.0)
         self.output_scale = learned(1.0)
-
-    @property
-    def is_unsigned(self) -> bool:
-        return True
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.widths, *scalars(self.start, self.input_scale, self.output_scale)

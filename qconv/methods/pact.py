@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..ground.checks import check_bits, check_numbers
 from ..quantizers.base import Bounds, Whole
-from ..quantizers.codes import integer_dtype
 from ..quantizers.form import Form
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
@@ -49,21 +48,17 @@ class PACT(Passing):
 
     kept = ("alpha",)
     roles = ("input",)
+    is_unsigned = True
 
     def __init__(self, bits: int = 4, alpha: float | None = None) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, 16)
-        self.code_dtype = integer_dtype(bits)
         check_numbers(alpha=alpha)
         if alpha is None:
             alpha = min(8.0, 8.0 * (2**self.bits - 1) / 15)
         if not SMALLEST <= alpha < float("inf"):
             raise ValueError(f"alpha (={alpha}) must be positive: at least {SMALLEST} and finite")
         self.alpha = learned(float(alpha))
-
-    @property
-    def is_unsigned(self) -> bool:
-        return True
 
     def tensors(self) -> tuple[Tensor, ...]:
         return scalars(self.alpha)

@@ -67,10 +67,6 @@ class ReActNetInput(Binary):
         return *self._gradients(grad_shifted, x.dtype, bias), *(None for _ in schedule)
 
     @property
-    def is_continuous(self) -> bool:
-        return self.surrogate.is_continuous
-
-    @property
     def needs_input(self) -> bool:
         return self.surrogate.needs_input
 

@@ -157,10 +157,6 @@ class ReCUInput(Binary):
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         return Whole(sign(x))
 
-    @property
-    def is_continuous(self) -> bool:
-        return self.surrogate.is_continuous
-
     def levels(self, *tensors: Tensor) -> Levels:
         return Levels(-1, 1, torch.ones(()), "sign")
 

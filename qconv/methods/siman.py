@@ -148,14 +148,6 @@ class SiManInput(Binary):
     def __init__(self, surrogate: Callable[[], Surrogate] = ApproxSign) -> None:
         super().__init__(surrogate)
 
-    @property
-    def splits_at_zero(self) -> bool:
-        return False
-
-    @property
-    def is_continuous(self) -> bool:
-        return self.surrogate.is_continuous
-
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         return Whole(with_fresh_strides(sign(_centred(_samples(x))).view_as(x).to(x.dtype)))
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from .. import models, quantizers
+from ..quantizers.chosen_sign import ChosenSign
 from ..quantizers.part import Part
 
 Node = dict[str, Any]
@@ -36,8 +37,8 @@ def quantizer_call(part: Part) -> Node:
         raise ValueError(f"{type(part).__name__} is not one of qconv's quantizers: it can't be packed")
     arguments = {name: parameter.default for name, parameter in inspect.signature(type(part)).parameters.items()}
     arguments.update(part.arguments)
-    if isinstance(part, quantizers.Quantizer):
-        arguments |= part.decided()
+    if isinstance(part, ChosenSign):
+        arguments["signed"] = part.signed  # with it, nothing is left to choose
     plain = {name: value for name, value in arguments.items() if not callable(value)}
     return {"_target_": names[type(part)], **plain}
 

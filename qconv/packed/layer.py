@@ -18,10 +18,9 @@ from ..layers.bypassed import has_own_forward, run
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
 from ..layers.twins import quantized_layers
-from ..quantizers import Identity, Quantizer, Stages, Stream, Surrogate
+from ..quantizers import Identity, Quantizer, Stream, Surrogate
 from ..quantizers.base import training_only
 from ..quantizers.chosen_sign import FLAG
-from ..quantizers.sign_note import KEY
 from ..scheme import Scheme
 from . import header
 from .calls import build_quantizer, quantizer_call
@@ -101,7 +100,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         ValueError: the layer can't be shipped (`check_shippable`); its input quantizer is not one of qconv's; codes do
             not reproduce its quantized weight.
     """
-    input = current(layer.input_quantizer)
+    input = layer.input_quantizer.at_work
     if strict:
         check_shippable(name, layer)
     try:
@@ -232,17 +231,12 @@ def restore_activation(module: nn.Module, choice: str) -> None:
         replace_calls_(module, choice)
 
 
-def current(quantizer: Quantizer) -> Quantizer:
-    """The quantizer itself, or the quantizer of its present stage."""
-    return quantizer.current if isinstance(quantizer, Stages) else quantizer
-
-
 def _learned(quantizer: Quantizer) -> Iterator[tuple[str, Tensor]]:
-    """Return the tensors that an input quantizer computes with: no surrogates, streams, flags, notes, gradients."""
+    """Return the tensors that an input quantizer computes with: no surrogates, streams, flags, gradients."""
     other = tuple(
         f"{name}." for name, part in quantizer.named_modules() if isinstance(part, Surrogate | Stream) and name
     )
-    left_out = {"calibrated", FLAG, KEY} | training_only(quantizer)
+    left_out = {"calibrated", FLAG} | training_only(quantizer)
     for key, tensor in quantizer.state_dict().items():
         if not key.startswith(other) and key not in left_out:
             yield key, tensor

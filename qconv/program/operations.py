@@ -309,6 +309,15 @@ class Program:
             found.append(operation.size(found[operation.inputs[0]] if operation.inputs else size))
         return found
 
+    def multiplications(self, size: Size) -> tuple[int, int]:
+        """Return how many multiplications an image of this size takes: of floats, and of signs and codes."""
+        floats = others = 0
+        for operation, (height, width) in zip(self.operations, self.sizes(size), strict=True):
+            if isinstance(operation, _Conv):
+                count = operation.weight.numel() * height * width
+                floats, others = (floats + count, others) if type(operation) is ConvFloats else (floats, others + count)
+        return floats, others
+
     @torch.no_grad()
     def values(self, input: Tensor) -> list[Tensor]:
         """Return the values of all operations for images (N, C, H, W)."""

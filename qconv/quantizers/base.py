@@ -2,20 +2,18 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from .codes import Codes as Codes, Whole as Whole
+from .codes import Codes as Codes, Whole as Whole, integer_dtype
 from .data_flag import NeedsData
 from .in_bits import InBits
 from .levels import Levels
 from .node import Quantize, as_called
 from .observers import Observer, Samples
 from .part import as_it_is_now
-from .sign_note import KEY, difference
 from .stochastic import Stream
 
 Bounds = Mapping[str, tuple[float, float]]
@@ -53,17 +51,11 @@ class Quantizer(InBits, NeedsData):
         final_from: the progress from which it quantizes as it will at the end: above 0 if stages or portions come
             first.
         has_whole: whether `whole` describes `quantize`: no subclass has overridden only `quantize`.
-        changes_values: whether it overrides the `whole` or `quantize` of a parent, but not what that states of the
-            values: `keep`, `whole_ends` and `is_binary` then say nothing.
-        code_dtype: the dtype of the integers that `codes` makes from `whole`.
+        is_unsigned: the method itself, not an argument, clips every negative input to 0.
+        code_dtype: the dtype of the integers that `codes` makes from `whole`; None takes it from ``bits``.
         training_only: buffers that only its gradient reads: packed files leave them out, and a network that starts
             from other weights (``init_from=``) keeps its own.
         kept: the learned tensors that carry over to a quantizer of the same class with other bits: ranges, not steps.
-        before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
-            with another note is refused. It is not a buffer, because it describes how the model was built, as a class
-            does.
-        authors_names: the names of its learned tensors in a layer of the authors' code, and its own: layers load a
-            state dict that has those (`differs_from_authors` may forbid it).
     """
 
     bits: float = 32
@@ -71,12 +63,15 @@ class Quantizer(InBits, NeedsData):
     roles: tuple[str, ...] = ("input", "weight", "grad")
     final_from: float = 0.0
     has_whole: bool = True
-    changes_values: bool = False
-    code_dtype: torch.dtype = torch.int16
+    is_unsigned: bool = False
+    code_dtype: torch.dtype | None = None
     training_only: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    before_sign: Tensor | None = None
-    authors_names: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether the values of `whole` are +1 and −1; a weight has one scale then, or one for each filter."""
+        return self.bits == 1 and self.whole_ends == (-1, 1)
 
     @property
     def splits_at_zero(self) -> bool:
@@ -84,36 +79,24 @@ class Quantizer(InBits, NeedsData):
 
         Inputs of one sign, such as those after a ReLU, are then all quantized to one value.
         """
-        return self.signs
+        return self.signs and self.is_elementwise
 
     @property
-    def makes_signs(self) -> bool:
-        """Whether all values are ±1 in this mode and stage, so that ``padding_value`` and ``scale_map`` apply."""
-        return self.signs
-
-    @property
-    def is_unsigned(self) -> bool:
-        """Whether the method itself, not an argument, clips every negative input to 0."""
-        return False
-
-    @property
-    def chosen_sign(self) -> bool | None:
-        """Whether the data have chosen signed inputs; None without a choice, or before the data."""
-        return None
-
-    @property
-    def has_codes(self) -> bool:
-        """Whether integer `codes` are defined, directly or through `whole`."""
-        return self.has_whole or type(self).codes is not Quantizer.codes
+    def at_work(self) -> "Quantizer":
+        """The quantizer that computes in this mode and stage: this one, unless it only chooses among others."""
+        return self
 
     @property
     def is_final(self) -> bool:
         """Whether this already quantizes as at the end of training; before, the shipped model would differ."""
         return True
 
-    def differs_from_authors(self) -> str:
-        """Return how the authors' code computes from tensors under `authors_names`, if values differ; else empty."""
-        return ""
+    def of_authors(self) -> tuple[Mapping[str, str], str]:
+        """Return the learned tensors of the authors' layers, which a state dict may hold: their names, and those here.
+
+        And how the authors' code computes from them if it gives other values, for a refusal; else nothing.
+        """
+        return {}, ""
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the learned or scheduled tensors, in the order in which `quantize` and `backward` take them.
@@ -142,15 +125,14 @@ class Quantizer(InBits, NeedsData):
         cls.has_whole = of_whole <= of_quantize
         if of_whole < of_quantize:
             cls.quantize = Quantizer.quantize
-        cls.has_rounding = place(cls, "rounding_of") <= min(of_whole, of_quantize)
+        cls._has_rounding = place(cls, "rounding_of") <= min(of_whole, of_quantize)
         # Nor is what it inherits for a lean layer that of its own functions.
         if place(cls, "backward") < place(cls, "backward_kept"):
             cls.backward_kept, cls.needs_input = Quantizer.backward_kept, Quantizer.needs_input  # pyright: ignore
         own, stated = min(of_whole, of_quantize), place(cls, "keep", "coding", "parts", "whole_ends")
         parents = (parent.__dict__ for parent in cls.__mro__[own + 1 : cls.__mro__.index(Quantizer)])
         are_others = any("whole" in parent or "quantize" in parent for parent in parents)
-        cls.changes_values = own < stated and are_others
-        if cls.changes_values:
+        if own < stated and are_others:  # nor do these say anything of other values
             cls.keep, cls.whole_ends, cls.is_binary = Quantizer.keep, Quantizer.whole_ends, False  # pyright: ignore
         if are_others and own < place(cls, "levels"):
             cls.levels = Quantizer.levels
@@ -187,7 +169,7 @@ class Quantizer(InBits, NeedsData):
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         """Return integer codes of ``x``, such that ``quantize(x, *tensors) == codes.dequantize().to(x.dtype)`` exactly.
 
-        By default they are the values of `whole`, in ``code_dtype``.
+        By default they are the values of `whole`.
 
         Raises:
             TypeError: the quantizer keeps real numbers, so it has no codes.
@@ -197,7 +179,8 @@ class Quantizer(InBits, NeedsData):
             raise TypeError(f"{type(self).__name__} has no integer codes: its whole() gives none")
         values, scale = whole
         one = torch.ones((), dtype=x.dtype, device=x.device)
-        return Codes(values.to(self.code_dtype), one if scale is None else scale)
+        dtype = integer_dtype(self.bits) if self.code_dtype is None else self.code_dtype
+        return Codes(values.to(dtype), one if scale is None else scale)
 
     def levels(self, *tensors: Tensor) -> Levels | None:
         """Return the levels of all quantized values; None if they depend on ``x`` or are real numbers.
@@ -229,17 +212,6 @@ class Quantizer(InBits, NeedsData):
         if isinstance(observer, Samples) and not observer.is_empty:
             self.initialize(observer.joined())
 
-    def vote(self) -> int:
-        """Return a vote from the data of `initialize`, for a choice that all processes share; 0 without one."""
-        return 0
-
-    def decide(self, votes: int) -> None:
-        """Choose by the sum of all processes' `vote`, before their learned tensors are averaged."""
-
-    def decided(self) -> dict[str, Any]:
-        """Return the constructor's arguments for the choices made: a quantizer with them has nothing to choose."""
-        return {}
-
     def goes_on_from(self, other: "Quantizer") -> bool:
         """Whether the `kept` tensors of ``other``, the quantizer of the stage before, can be taken over."""
         return type(other) is type(self)
@@ -264,19 +236,12 @@ class Quantizer(InBits, NeedsData):
         """Return the ends to which a step clamps each learned tensor, by name, and the latent weight, by `WEIGHT`."""
         return {}
 
-    def bounded(self, x: Tensor | None) -> Iterator[tuple[Tensor, float, float]]:
-        """Yield the tensors of `bounds` with their ends, except frozen ones; ``x`` as in `after_step_`."""
-        for name, (low, high) in self.bounds.items():
-            tensor = x if name == WEIGHT else getattr(self, name)  # a buffer, or computed, if it is frozen so
-            if tensor is not None and (tensor is x or tensor.requires_grad):
-                yield tensor, low, high
-
     def after_step_(self, x: Tensor | None) -> None:
         """Update in place after an optimizer step: clamp what has `bounds`, advance a `Stream` named ``stream``.
 
         ``x`` is the latent weight, or None for quantizers of inputs and gradients.
         """
-        for tensor, low, high in self.bounded(x):
+        for tensor, low, high in bounded(self, x):
             tensor.clamp_(low, high)
         stream = self._modules.get("stream")
         if isinstance(stream, Stream):
@@ -302,11 +267,6 @@ class Quantizer(InBits, NeedsData):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        behind = state_dict.pop(f"{prefix}{KEY}", None)  # absent in float checkpoints
-        if behind is not None and self.before_sign is not None:
-            where = prefix.removesuffix(".").removesuffix("input_quantizer").removesuffix(".")
-            if wrong := difference(self.before_sign, behind, where or type(self).__name__):
-                error_msgs.append(wrong)
         bits = local_metadata.get("bits", self.bits)
         learned = {name: own for name, own in self._parameters.items() if f"{prefix}{name}" in state_dict}
         fits = all(
@@ -328,14 +288,25 @@ class Quantizer(InBits, NeedsData):
         metadata = getattr(destination, "_metadata", {}).get(prefix.removesuffix("."))
         if metadata is not None:  # what torch keeps of a module besides its tensors, its version for example
             metadata["bits"] = float(self.bits)
-        if self.before_sign is not None:
-            destination[f"{prefix}{KEY}"] = self.before_sign.clone()
 
 
 def training_only(module: nn.Module) -> set[str]:
     """Return the names of all buffers of a module that are `Quantizer.training_only`."""
     parts = [(name, part) for name, part in module.named_modules() if isinstance(part, Quantizer)]
     return {f"{name}.{own}" if name else own for name, part in parts for own in part.training_only}
+
+
+def has_codes(quantizer: Quantizer) -> bool:
+    """Whether integer `codes` are defined, directly or through `whole`."""
+    return quantizer.has_whole or type(quantizer).codes is not Quantizer.codes
+
+
+def bounded(quantizer: Quantizer, x: Tensor | None) -> Iterator[tuple[Tensor, float, float]]:
+    """Yield the tensors of the quantizer's `bounds` with their ends, except frozen ones; ``x`` as in `after_step_`."""
+    for name, (low, high) in quantizer.bounds.items():
+        tensor = x if name == WEIGHT else getattr(quantizer, name)  # a buffer, or computed, if it is frozen so
+        if tensor is not None and (tensor is x or tensor.requires_grad):
+            yield tensor, low, high
 
 
 def place(cls: type, *names: str, base: type = Quantizer) -> int:

@@ -72,8 +72,8 @@ class ChosenSign(Quantizer):
     @property
     def signed(self) -> bool:
         """Whether the levels are signed; in a compiled graph, the last known choice."""
-        if self.chooses_sign and not torch.compiler.is_compiling():
-            self.had_data()
+        if not torch.compiler.is_compiling():
+            self._read_sign()
         return self._signed
 
     @property
@@ -86,21 +86,21 @@ class ChosenSign(Quantizer):
         return super().snapshot()
 
     @property
-    def is_unsigned(self) -> bool:
+    def is_unsigned(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return not self.chooses_sign and not self._signed and self.arguments.get("signed") is None
 
     @property
     def chosen_sign(self) -> bool | None:
-        return self.signed if self.chooses_sign and self.had_data() else None
+        """Whether the data have chosen signed inputs; None without a choice, or before the data."""
+        return self.signed if self.chooses_sign and self.calibrated else None
 
-    def had_data(self) -> bool:
-        had = super().had_data()
-        if had and self.chooses_sign:
-            flag = cast(Tensor, self._buffers[FLAG])
-            again = not self._is_snapshot and is_readable(flag) and may_differ(flag, self._sign_seen, self.training)
-            if again or not self._sign_is_known:
-                self._know_sign(is_set(flag), flag)
-        return had
+    def _read_sign(self) -> None:
+        if not self.chooses_sign or not self.calibrated:
+            return
+        flag = cast(Tensor, self._buffers[FLAG])
+        again = not self._is_snapshot and is_readable(flag) and may_differ(flag, self._sign_seen, self.training)
+        if again or not self._sign_is_known:
+            self._know_sign(is_set(flag), flag)
 
     def choose_sign(self, observer: MagnitudesAndValues, unsigned: tuple[int, int], signed: tuple[int, int]) -> None:
         """Choose from the observer's values, and keep the vote for `decide`."""
@@ -113,10 +113,12 @@ class ChosenSign(Quantizer):
         self._set_sign(self._vote > 0)
 
     def vote(self) -> int:
+        """Return a vote from the data of `initialize`, for a choice that all processes share; 0 without one."""
         return self._vote if self.chooses_sign else 0
 
     @torch.no_grad()
     def decide(self, votes: int) -> None:
+        """Choose by the sum of all processes' `vote`, before their learned tensors are averaged."""
         is_other = votes <= 0 if self.signed else votes > 0
         if self.chooses_sign and is_other:
             before = self.ends
@@ -125,9 +127,6 @@ class ChosenSign(Quantizer):
 
     def after_sign_(self, before: tuple[int, int]) -> None:
         """Adapt the learned tensors, which started with the ends ``before``, to the new ones."""
-
-    def decided(self) -> dict[str, Any]:
-        return {"signed": self.signed}
 
     def _set_sign(self, value: bool) -> None:
         flag = cast(Tensor, self._buffers[FLAG])
@@ -165,6 +164,5 @@ class ChosenSign(Quantizer):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        if self.chooses_sign:
-            self._sign_is_known = False
-            self.had_data()
+        self._sign_is_known = not self.chooses_sign
+        self._read_sign()

@@ -37,7 +37,9 @@ class NeedsData(Part):
     @property
     def calibrated(self) -> bool:
         """False while the learned tensors wait for data (`initialize`); in a compiled graph, the last known value."""
-        return self._was_calibrated if torch.compiler.is_compiling() else self.had_data()
+        if not torch.compiler.is_compiling():
+            self._read_flag()
+        return self._was_calibrated
 
     @calibrated.setter
     def calibrated(self, value: bool) -> None:
@@ -61,11 +63,6 @@ class NeedsData(Part):
         """Note that training changes the learned tensors from now on, unless they still wait for data."""
         if self._was_fresh and self._was_calibrated:
             self._set_flag(1.0)
-
-    def had_data(self) -> bool:
-        """`calibrated`, read from the buffer unless known to be set. This breaks a graph that is being compiled."""
-        self._read_flag()
-        return self._was_calibrated
 
     def _set_flag(self, value: float) -> None:
         flag = self._buffers.get("calibrated")

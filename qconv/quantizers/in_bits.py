@@ -20,14 +20,11 @@ class InBits(Part):
     Attributes:
         signs: every value is +1 or -1, so a convolution may run on only the codes.
         is_elementwise: each value depends only on its own ``x`` and on the tensors.
-        is_binary: the values of `whole` are +1 and -1, and there is one scale, or one for each filter.
-        has_rounding: whether `rounding_of` describes `whole`: no subclass has overridden only `whole` or `quantize`.
     """
 
     signs: bool = False
     is_elementwise: bool = True
-    is_binary: bool = False
-    has_rounding: bool = True
+    _has_rounding: bool = True  # no subclass has overridden only `whole` or `quantize`, and not `rounding_of`
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
         """Return whole numbers and a scale with the product ``x_q``; None if ``x_q`` is not of that form.
@@ -51,7 +48,7 @@ class InBits(Part):
 
     def known_rounding(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
         """Return `rounding_of`; None if a subclass overrides only `whole` or `quantize`."""
-        return self.rounding_of(x, *tensors) if self.has_rounding else None
+        return self.rounding_of(x, *tensors) if self._has_rounding else None
 
     def whole_bytes(self, x: Tensor, *tensors: Tensor, offset: int) -> Whole | None:
         """Return `whole`, its values plus ``offset`` as uint8 modulo 256, in the memory format of ``x``; None for NaN.

@@ -132,12 +132,9 @@ class Passing(Coded):
     """Base of quantizers with a gradient that either passes or not, so that bits can replace ``x``.
 
     A subclass states where by `passes`, and overrides `backward` and `backward_kept` if it learns tensors.
-
-    Attributes:
-        has_ends: whether `stops_at` describes `passes`.
     """
 
-    has_ends: bool = True
+    _has_ends: bool = True  # no subclass has overridden only `passes`, and not `stops_at`
 
     def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
         """Return where the gradient passes, as True or 1; None for everywhere."""
@@ -153,7 +150,7 @@ class Passing(Coded):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.has_ends = place(cls, "stops_at") <= place(cls, "passes")
+        cls._has_ends = place(cls, "stops_at") <= place(cls, "passes")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         passes = self.passes(x, *tensors)
@@ -169,7 +166,7 @@ class Passing(Coded):
             return None
         is_known = is_plain_cpu(x) and not torch.compiler.is_compiling()
         nowhere = torch.empty(0, dtype=torch.long, device=x.device)
-        is_plain = is_known and x.dtype == torch.float32 and self.has_rounding and self.has_ends
+        is_plain = is_known and x.dtype == torch.float32 and self._has_rounding and self._has_ends
         if is_plain and not flushes_denormals() and (ends := self.stops_at(*tensors)) is not None:
             packed, stops = _ops.pack_passes(x, *ends, form.groups)
             return *kept, packed if stops.item() else nowhere

@@ -59,24 +59,13 @@ class Mixed(Quantizer):
         return False
 
     @property
-    def makes_signs(self) -> bool:
-        return self.quantizer.makes_signs and not self.training
+    def at_work(self) -> Quantizer:
+        """This one in training, in which it quantizes only a share; in evaluation its quantizer."""
+        return self if self.training else self.quantizer.at_work
 
     @property
     def splits_at_zero(self) -> bool:
         return self.quantizer.splits_at_zero
-
-    @property
-    def is_elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.quantizer.is_elementwise
-
-    @property
-    def is_unsigned(self) -> bool:
-        return self.quantizer.is_unsigned
-
-    @property
-    def chosen_sign(self) -> bool | None:
-        return self.quantizer.chosen_sign
 
     @property
     def needs_data(self) -> bool:
@@ -100,9 +89,6 @@ class Mixed(Quantizer):
 
     def settle_(self) -> None:
         self.quantizer.settle_()
-
-    def had_data(self) -> bool:
-        return self.quantizer.had_data()
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The quantizer's tensors, and in training the share and the random stream."""

@@ -78,10 +78,6 @@ class Binary(Coded):
         self.surrogate = surrogate()
 
     @property
-    def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.has_whole
-
-    @property
     def coding(self) -> Coding:
         return Coding(2, low=-1, unit=2)
 
@@ -100,6 +96,10 @@ class Binary(Coded):
     def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:
         kind = Quantizer if self.signs else Coded
         return kind.restore_bytes(self, kept, form, *tensors, offset=offset)
+
+    @property
+    def is_continuous(self) -> bool:
+        return self.signs and self.surrogate.is_continuous
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         self.surrogate.set_progress_(progress)

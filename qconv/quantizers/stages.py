@@ -129,17 +129,12 @@ class Stages(Quantizer):
         return self.current.signs
 
     @property
-    def makes_signs(self) -> bool:
-        """Whether the current stage makes signs."""
-        return self.current.makes_signs
+    def at_work(self) -> Quantizer:
+        """The quantizer at work of the current stage."""
+        return self.current.at_work
 
     @property
-    def is_elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the current stage is elementwise."""
-        return self.current.is_elementwise
-
-    @property
-    def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def is_binary(self) -> bool:
         """Whether the current stage is binary."""
         return self.current.is_binary
 
@@ -149,24 +144,9 @@ class Stages(Quantizer):
         return any(quantizer.splits_at_zero for quantizer in self._all())
 
     @property
-    def is_unsigned(self) -> bool:
-        """Whether the current stage is unsigned."""
-        return self.current.is_unsigned
-
-    @property
-    def chosen_sign(self) -> bool | None:
-        """The chosen sign of the current stage."""
-        return self.current.chosen_sign
-
-    @property
     def needs_data(self) -> bool:
         """Whether any stage needs data."""
         return any(quantizer.needs_data for quantizer in self._all())
-
-    @property
-    def code_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The dtype of the current stage's codes."""
-        return self.current.code_dtype
 
     @property
     def calibrated(self) -> bool:
@@ -189,10 +169,6 @@ class Stages(Quantizer):
     def settle_(self) -> None:
         for quantizer in self._all():
             quantizer.settle_()
-
-    def had_data(self) -> bool:
-        """Whether the current stage has had data."""
-        return self.current.had_data()
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for quantizer in self._all() for tensor in quantizer.tensors())

@@ -13,10 +13,10 @@ from ..convert.swap import quantizer_prefixes
 from ..ground.files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
 from ..layers.loading import translate
+from ..layers.sign_note import KEY
 from ..models import he_normal_
 from ..quantizers.base import training_only
 from ..quantizers.chosen_sign import FLAG, ChosenSign
-from ..quantizers.sign_note import KEY
 from .checkpoint_io import CheckpointError
 
 PREFIXES = ("model.", "module.", "_orig_mod.")
@@ -78,7 +78,7 @@ def load(model: nn.Module, path: str) -> Loaded:
     weights, kinds, averaged = read_weights(path)
     # The activations before its signs are this network's own choice, as is its scheme.
     weights, own = (
-        {name: tensor for name, tensor in state.items() if not name.endswith(f".input_quantizer.{KEY}")}
+        {name: tensor for name, tensor in state.items() if not name.endswith(f".{KEY}")}
         for state in (without_prefix(weights, model.state_dict()), model.state_dict())
     )
     for name, part in model.named_modules():

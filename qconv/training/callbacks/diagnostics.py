@@ -16,7 +16,7 @@ from ...layers import QuantizedLayer
 from ...layers.twins import quantized_layers
 from ...loop.optimizer_step import innermost
 from ...optim.oscillations import FREQUENCY, FROZEN, OFTEN
-from ...quantizers import INQ, Quantizer, Stages
+from ...quantizers import INQ
 
 FIGURES = {
     "flip_rate": "weights that changed their level in the epoch, %",
@@ -134,7 +134,7 @@ class Diagnostics(Callback):
         for figure, part in (("weights_saturated", "weights"), ("inputs_saturated", "inputs")):
             names = [row["layer"] for row in rows if row.get(figure) == 1 and (figure, row["layer"]) not in self.told]
             if figure == "weights_saturated":  # INQ freezes them
-                names = [name for name in names if not isinstance(_current(layers[name].weight_quantizer), INQ)]
+                names = [name for name in names if not isinstance(layers[name].weight_quantizer.at_work, INQ)]
             self.told |= {(figure, name) for name in names}
             if names:
                 shown = ", ".join(f"'{name}'" for name in names[:3]) + (
@@ -168,10 +168,6 @@ class Diagnostics(Callback):
             self.inputs[name] = args[0].detach()
 
         return hook
-
-
-def _current(quantizer: Quantizer) -> Quantizer:
-    return quantizer.current if isinstance(quantizer, Stages) else quantizer
 
 
 def layers_of(module: nn.Module) -> list[tuple[str, QuantizedLayer]]:

@@ -1,4 +1,4 @@
-"""A note of which activations `qconv.convert` put before a quantizer, saved in state dicts and compared when loading.
+"""A note of which activations `qconv.convert` put before signs, saved in state dicts and compared when loading.
 
 A ReLU before a sign, and what `qconv.convert` puts in its place, may have no tensors. Nothing else in a state dict
 would then tell a model with one from a model with the other.
@@ -9,8 +9,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-KEY = "before_sign"
-"""The name of the note in state dicts, after the quantizer's prefix."""
+KEY = "input_quantizer.before_sign"
+"""The name of the note in state dicts, after the layer's prefix."""
 ACTIVATIONS = ("identity", "hardtanh", "prelu", "leaky", "keep")
 """The activations that may stand there. Files store their order: append new ones."""
 
@@ -33,12 +33,12 @@ def difference(own: Tensor, stored: object, where: str) -> str:
         where: the name of the layer.
     """
     if not isinstance(stored, Tensor) or stored.shape != own.shape:
-        return f"{where}: {KEY} in the checkpoint must be two numbers"
+        return f"{where}: before_sign in the checkpoint must be two numbers"
     if stored.is_meta:
         return ""
     here, there = _read(own), _read(stored)
     if there is None or here is None:
-        return f"{where}: {KEY} (={stored.tolist()}) in the checkpoint must be two numbers that qconv knows"
+        return f"{where}: before_sign (={stored.tolist()}) in the checkpoint must be two numbers that qconv knows"
     if here[1] == there[1]:
         return ""
     remedy = (
