@@ -161,7 +161,7 @@ static void run_image(const Plan *plan, const Run *run, int ops, int has_pool) {
         const Step *step = &plan->steps[i];
         Shared shared = {plan, step, run, step->parts};
         if (has_pool && step->parts > 1)
-            pool_share(share_step, &shared, step->parts);
+            pool_share(share_step, &shared, step->parts, 1);
         else
             plan->part(plan, step, run, 0, 1);
     }
@@ -205,7 +205,7 @@ static int run_groups(Batch *batch, int threads, int has_pool) {
     const int64_t pieces = (batch->n + batch->group - 1) / batch->group, most = INT32_MAX;
     if (pieces > most) return 1;
     if (has_pool)
-        pool_share(run_group, batch, (int)pieces);
+        pool_share(run_group, batch, (int)pieces, 0);
     else
         for (int piece = 0; piece < pieces; piece++) run_group(batch, piece);
     return atomic_load(&batch->failed);

@@ -10,8 +10,9 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
-enum { MOST_THREADS = 64, WORKER_SPINS = 6000, WAIT_SPINS = 2000 };
+enum { MOST_THREADS = 64, WORKER_SPINS = 200, YIELDS = 200, WAIT_SPINS = 2000, SOON = 1000000, LATE = 64 * SOON, STALL = 200000, ALONE = 20 }; /* times in nanoseconds */
 #define CLOSED UINT32_MAX /* the next piece while a round is being written */
 
 typedef void (*Job)(void *, int);
@@ -21,12 +22,15 @@ static struct {
     pthread_mutex_t sleep;
     pthread_cond_t wake, done;
     int workers, wanted;          /* of the publisher */
+    int64_t woken, patience;      /* when workers were woken, and how long they are not woken again */
+    int64_t alone_until;          /* times of the clock, 0 for none */
     _Atomic(Job) job;             /* of the round */
     _Atomic(void *) given;
     atomic_int pieces, helpers;   /* helpers: workers below this number may help */
     atomic_uint_fast64_t counter; /* round << 32 | next piece */
     atomic_int finished;          /* pieces of the round */
-    atomic_int sleepers, waiting; /* workers that sleep; whether the publisher does */
+    atomic_int has_helped;        /* whether a worker has taken a piece since then */
+    atomic_int sleeping, waiting; /* whether a worker sleeps that was not woken; whether the publisher does */
 } pool;
 static pthread_mutex_t short_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -70,6 +74,7 @@ static uint64_t take_pieces(int helper) {
         const int pieces = atomic_load_explicit(&pool.pieces, memory_order_relaxed);
         if (piece >= (uint32_t)pieces || helper >= atomic_load_explicit(&pool.helpers, memory_order_relaxed)) return seen;
         if (!atomic_compare_exchange_weak(&pool.counter, &seen, seen + 1)) continue;
+        if (helper >= 0) atomic_store_explicit(&pool.has_helped, 1, memory_order_relaxed);
         job(given, (int)piece);
         if (atomic_fetch_add(&pool.finished, 1) + 1 == pieces && atomic_load(&pool.waiting)) {
             pthread_mutex_lock(&pool.sleep);
@@ -82,9 +87,8 @@ static uint64_t take_pieces(int helper) {
 
 static void sleep_until_after(uint64_t seen) {
     pthread_mutex_lock(&pool.sleep);
-    atomic_fetch_add(&pool.sleepers, 1);
+    atomic_store(&pool.sleeping, 1);
     while (atomic_load(&pool.counter) == seen) pthread_cond_wait(&pool.wake, &pool.sleep);
-    atomic_fetch_sub(&pool.sleepers, 1);
     pthread_mutex_unlock(&pool.sleep);
 }
 
@@ -92,9 +96,14 @@ static void *work(void *number) {
     const int me = (int)(intptr_t)number;
     for (;;) {
         const uint64_t seen = take_pieces(me);
-        int spins = 0;
-        while (atomic_load_explicit(&pool.counter, memory_order_acquire) == seen && spins++ < WORKER_SPINS) rest();
-        if (spins >= WORKER_SPINS) sleep_until_after(seen);
+        for (int spins = 0; atomic_load_explicit(&pool.counter, memory_order_acquire) == seen; spins++) {
+            if (spins < WORKER_SPINS)
+                rest();
+            else if (spins < WORKER_SPINS + YIELDS)
+                sched_yield(); /* to the publisher, which may want this very core */
+            else
+                sleep_until_after(seen);
+        }
     }
     return NULL;
 }
@@ -112,33 +121,68 @@ static void hire(int workers) {
     pthread_attr_destroy(&attributes);
 }
 
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Whether the pool rests: the clock is read only after a stall. */
+static int is_alone(void) {
+    if (pool.alone_until == 0) return 0;
+    if (now() < pool.alone_until) return 1;
+    pool.alone_until = 0;
+    return 0;
+}
+
 int pool_take(int threads) {
     pthread_once(&once, prepare_pool);
     if (threads < 2 || pthread_mutex_trylock(&pool.busy)) return 0;
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     hire(threads - 1);
     pool.wanted = threads - 1;
-    if (pool.workers) return 1;
+    if (pool.workers && !is_alone()) return 1;
     pthread_mutex_unlock(&pool.busy);
     return 0;
 }
 
 void pool_leave(void) { pthread_mutex_unlock(&pool.busy); }
 
-/* Waits for pieces that workers have taken: it spins, then sleeps, which may give a worker this core. */
-static void wait_for(int pieces) {
+/* Waits for pieces that workers have taken: it spins, then sleeps, which may give a worker this core. Where a short piece
+ * takes long, a core was taken away: then calls work alone for a while, so that such stalls take a small share of it. */
+static void wait_for(int pieces, int are_short) {
     for (int spins = 0; spins < WAIT_SPINS; spins++) {
         if (atomic_load(&pool.finished) == pieces) return;
         rest();
     }
+    const int64_t start = now();
     pthread_mutex_lock(&pool.sleep);
     atomic_store(&pool.waiting, 1);
     while (atomic_load(&pool.finished) != pieces) pthread_cond_wait(&pool.done, &pool.sleep);
     atomic_store(&pool.waiting, 0);
     pthread_mutex_unlock(&pool.sleep);
+    const int64_t stop = now();
+    if (are_short && stop - start > STALL) pool.alone_until = stop + ALONE * (stop - start);
 }
 
-void pool_share(Job job, void *given, int pieces) {
+/* Less and less often where it did not help, as workers get no core then. */
+static void wake_workers(void) {
+    const int64_t time = now();
+    if (pool.woken != 0 && time - pool.woken < pool.patience) return;
+    const int has_helped = atomic_exchange(&pool.has_helped, 0);
+    pool.patience = has_helped || pool.woken == 0 ? SOON : pool.patience < LATE ? 2 * pool.patience : LATE;
+    pool.woken = time;
+    pthread_mutex_lock(&pool.sleep);
+    atomic_store(&pool.sleeping, 0);
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.sleep);
+}
+
+void pool_share(Job job, void *given, int pieces, int are_short) {
+    if (is_alone()) {
+        for (int piece = 0; piece < pieces; piece++) job(given, piece);
+        return;
+    }
     const uint64_t round = (atomic_load(&pool.counter) >> 32) + 1;
     atomic_store(&pool.counter, round << 32 | CLOSED); /* who has read the last round's counter takes nothing any more */
     atomic_store_explicit(&pool.job, job, memory_order_relaxed);
@@ -147,11 +191,7 @@ void pool_share(Job job, void *given, int pieces) {
     atomic_store(&pool.finished, 0);
     atomic_store_explicit(&pool.pieces, pieces, memory_order_relaxed);
     atomic_store(&pool.counter, (round + 1) << 32);
-    if (atomic_load(&pool.sleepers)) {
-        pthread_mutex_lock(&pool.sleep);
-        pthread_cond_broadcast(&pool.wake);
-        pthread_mutex_unlock(&pool.sleep);
-    }
+    if (atomic_load(&pool.sleeping)) wake_workers();
     take_pieces(-1);
-    wait_for(pieces);
+    wait_for(pieces, are_short);
 }
