@@ -108,6 +108,8 @@ def poisoned(name: str) -> Any:
 def test_validation_and_gradients_are_watched_too() -> None:
     with pytest.raises(FloatingPointError, match="epoch 0, validation batch 0: NaN or inf in the input batch"):
         trainer(FiniteGuard()).fit(classifier(), datamodule=Poison("val"))
+    with pytest.raises(FloatingPointError, match=r"^test batch 0: NaN or inf in the input batch"):
+        trainer(FiniteGuard()).test(classifier(), datamodule=Poison("test"))
     with pytest.raises(FloatingPointError, match=r"epoch 0, step 3: NaN or inf in the gradient of 'fc.weight'"):
         trainer(FiniteGuard(), Break(3, poisoned("gradient"))).fit(classifier(), datamodule=DigitsDataModule())
 
