@@ -218,6 +218,8 @@ def test_jpeg_files_are_copied_if_small_and_smaller_if_not(tree: Path, tmp_path:
         error = (stored_picture(folder, stored, index).float() - shrunk(path).float()).abs()
         assert error.mean() < (1e-6 if small else 8)
     assert any(min(decode(path).shape[1:]) <= SIZE for path in paths)
+    with pytest.raises(FileExistsError, match="was prepared with quality=95, not 90"):
+        prepare_pictures(tree, folder, size=SIZE, form="jpeg")
     assert len(torch.cat([images for images, _ in raw(data.train_dataloader())])) == 16
 
 
@@ -257,7 +259,7 @@ def test_it_goes_on_after_an_interruption(
     prepare_pictures(tree, other, size=SIZE, pictures_per_file=7)
     assert len(calls) == 26 - 7
     assert content(other) == content(folder)
-    prepare_pictures(str(tree), str(other), size=SIZE, pictures_per_file=7)  # once more: nothing to do
+    prepare_pictures(str(tree), str(other), size=SIZE, pictures_per_file=7, quality=50)  # once more: nothing to do
     assert len(calls) == 26 - 7
 
 
