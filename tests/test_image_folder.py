@@ -152,13 +152,6 @@ def test_other_modes(mode: str, channels: int, tmp_path: Path) -> None:
     assert found.equal(torch.from_numpy(expected.copy()).permute(2, 0, 1))
 
 
-def test_sixteen_bits_keep_their_range(tmp_path: Path) -> None:
-    levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    Image.fromarray(levels).save(tmp_path / "p.png")
-    found = read_picture(tmp_path / "p.png", (8, 8), 3, False)
-    assert found.equal(torch.from_numpy((levels >> 8).astype(np.uint8)).expand(3, 8, 8))
-
-
 def test_pictures_are_resized_to_cover(tree: Path) -> None:
     noise(3, 20, 10).save(tree / "train/cat/0.png")
     data = made(tree, image_size=(4, 6))
@@ -374,8 +367,9 @@ def test_arguments_out_of_range(options: dict[str, Any], message: str, tree: Pat
 
 
 def test_cifar_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"lacks cifar-10-batches-py, or some of its files: give the folder"):
-        CIFARDataModule(str(tmp_path)).setup("fit")
+    for classes, name in ((10, "cifar-10-batches-py"), (100, "cifar-100-python")):
+        with pytest.raises(FileNotFoundError, match=f"lacks {name}, or some of its files: give the folder"):
+            CIFARDataModule(str(tmp_path), num_classes=classes).setup("fit")
     with pytest.raises(ValueError, match=r"num_classes \(=20\) must be 10 or 100"):
         CIFARDataModule(str(tmp_path), num_classes=20)
     folder = tmp_path / "cifar-10-batches-py"

@@ -84,6 +84,7 @@ def test_forms_of_a_file_agree_on_pictures_alone(
     for pictures in ([], [str(picture)]):
         assert main(["bench", "model", str(tmp_path / "model"), *pictures, "--seconds", "0", "--batch-size", "1"]) == 0
         told = capsys.readouterr().out
+        assert "\nfloat: the network with its quantized weights; " in told
         assert ("Agreement with the trained network, on 1 images." in told) == bool(pictures)
 
 
