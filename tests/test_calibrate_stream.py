@@ -15,15 +15,7 @@ from torch import Tensor, nn
 import qconv
 from qconv import Scheme, schemes
 from qconv.loop.norms import is_trained
-from qconv.quantizers import (
-    DSQInput,
-    LSQInput,
-    LSQPlusInput,
-    MinMaxInput,
-    PercentileInput,
-    Quantizer,
-    Stages,
-)
+from qconv.quantizers import DSQInput, LSQInput, LSQPlusInput, MinMaxInput, PercentileInput, Quantizer, Stages
 from qconv.quantizers.observers import Samples, Values
 from qconv.quantizers.percentiles import Percentiles, extent
 

@@ -264,10 +264,7 @@ def test_formulas() -> None:
 def test_what_comes_from_other_hosts_is_found(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<a href='https://a.b'>x</a><script src='https://a.b/c.js'></script>")
     (tmp_path / "style.css").write_text("@import url('//a.b/c.css'); a { background: url(d.png) }")
-    assert loads_from_elsewhere(tmp_path) == [
-        "page.html: <script src='https://a.b/c.js",
-        "style.css: url('//a.b/c.css",
-    ]
+    assert loads_from_elsewhere(tmp_path) == ["page.html: <script src='https://a.b/c.js", "style.css: url('//a.b/c.css"]
 
 
 def test_the_zoo_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -521,10 +521,7 @@ EARLY = [  # before the run has a folder
 ]
 LATE = [
     ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be a whole number of at least 1"),
-    (
-        "scheme=inq trainer.max_epochs=3",
-        "max_epochs (=3) must be at least 4: the last stage begins at",
-    ),
+    ("scheme=inq trainer.max_epochs=3", "max_epochs (=3) must be at least 4: the last stage begins at"),
     ("+trainer.check_val_every_n_epoch=9", "check_val_every_n_epoch (=9) of max_epochs (=1)"),
     ("trainer.max_epochs=3 +trainer.check_val_every_n_epoch=2", "check_val_every_n_epoch (=2) must divide"),
     ("+trainer.val_check_interval=0.5", f"trainer.val_check_interval (=0.5): {BETWEEN}"),
