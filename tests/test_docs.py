@@ -307,7 +307,6 @@ def test_a_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 README = (ROOT / "README.md").read_text()
 PACKAGE = [str(Path(qconv.__file__).parent)]  # an editable install has the folder of train.py in qconv.__path__, too
 MODULES = [name for _, name, _ in pkgutil.walk_packages(PACKAGE, "qconv.") if not name.endswith("__main__")]
-WHITESPACE = doctest.NORMALIZE_WHITESPACE
 STEPS, SAID = "(150, 64)", re.compile(r"(\d+) % of 297 digits are right")
 
 

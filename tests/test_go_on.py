@@ -476,9 +476,7 @@ def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
     assert content(run) == before
 
 
-def test_hydra_leaves_a_run_that_is_there_as_it_is(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hydra_leaves_a_run_that_is_there_as_it_is(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra writes its own files before the program can look at the folder."""
     folder = tmp_path / "run"
     shutil.copytree(run, folder)

@@ -22,8 +22,6 @@ from qconv.data.tree import scan
 from qconv.images import SUFFIXES, DecodingError, opened, read_picture, reads_heif
 from qconv.training import assemble
 
-Tree = Callable[..., Path]
-
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:

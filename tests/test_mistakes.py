@@ -130,7 +130,7 @@ def test_configs_of_the_user(tmp_path: Path) -> None:
         composed(words)
 
 
-def test_flags_that_nobody_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_nobody_has() -> None:
     with pytest.raises(SystemExit, match=r"there is no flag --lr: settings are KEY=VALUE, such as lr=…"):
         train_as("qconv train", ["--lr", "3"])
     check_flags(["--multirun", "--cfg", "job", "--config-d", "x", "--info=all", "-m"])
