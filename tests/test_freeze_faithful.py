@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_freeze import trained as converted_and_trained
 from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
@@ -18,7 +19,6 @@ from qconv import schemes
 from qconv.inference import ReadBeside, freeze, verify
 from qconv.quantizers import DoReFaInput, DoReFaWeight, Sign, Stages
 from qconv.scheme import Scheme
-from tests.test_freeze import trained as converted_and_trained
 
 LSQ = schemes.lsq(4, 4, signed_input=False)
 
