@@ -180,4 +180,5 @@ def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_durations() -> None:
-    assert [duration(value) for value in (7.25, 59.99, 75, 3700)] == ["7.2 s", "60.0 s", "1:15 min", "1:01 h"]
+    shown = {7.25: "7.2 s", 59.99: "60.0 s", 60: "1:00 min", 75: "1:15 min", 3599: "59:59 min", 3600: "1:00 h"}
+    assert {value: duration(value) for value in shown} == shown

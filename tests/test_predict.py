@@ -346,6 +346,9 @@ def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pyt
     (tmp_path / "empty").mkdir()
     assert main(["predict", str(tmp_path), str(tmp_path / "empty")]) == 1
     assert "holds no images" in capsys.readouterr().err
+    (inner / "broken.jpg").unlink()
+    assert main(["predict", str(tmp_path), str(inner)]) == 0
+    assert not capsys.readouterr().err
 
 
 def test_networks_of_the_zoo_and_single_paths(picture: Path) -> None:
