@@ -658,6 +658,8 @@ def test_a_search_finds_accuracy_and_size_at_once(line: Callable[..., None], tmp
     for solution in found.solutions:
         assert list(solution["values"]) in figures
         assert list(solution["params"]) == ["bits.one", "bits.two", "bits.three"]
+    with pytest.raises(SystemExit, match=r"objective \(=val_accuracy_best\) would be minimized"):
+        line(*search, *quick, "hydra.sweeper.direction=[minimize,minimize]")
 
 
 def test_the_objective_is_a_figure(whole: tuple[Path, Any]) -> None:
