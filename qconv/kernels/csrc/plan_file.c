@@ -233,7 +233,9 @@ static int check_op(Check *check, Op *op, Size image, Size *size) {
     if (!reads(check, "in", op->in, type)) return 0;
     const int32_t channels = check->program->values[op->in].channels;
     const Size in = check->program->value_size[op->in];
-    if (!is_conv(op) && op->cout != channels) return fail(check, "cout (=%d) must be that of its input (=%d)", op->cout, channels);
+    if (op->kind == MAXIMUM && op->cout < channels) return fail(check, "cout (=%d) must be at least that of its input (=%d)", op->cout, channels);
+    if (!is_conv(op) && op->kind != MAXIMUM && op->cout != channels)
+        return fail(check, "cout (=%d) must be that of its input (=%d)", op->cout, channels);
     *size = in;
     if (op->kind == OUTPUT) return ++check->outputs;
     if (op->kind == MEAN) {
