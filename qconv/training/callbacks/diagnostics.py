@@ -75,7 +75,15 @@ class Diagnostics(Callback):
             for name, layer in layers_of(pl_module):
                 self.handles.append(layer.register_forward_pre_hook(self._hook(name)))
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         """Examine the inputs by the quantizers that were validated, which may be averages of those in training."""
         if self.handles:
             self.of_inputs = {name: of_input(layer, self.inputs.get(name)) for name, layer in layers_of(pl_module)}

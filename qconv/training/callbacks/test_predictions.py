@@ -34,7 +34,13 @@ class TestPredictions(Callback):
         return Predictions.joined(self.parts)
 
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Keep the predictions of the batch; `outputs` are the logits."""
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
