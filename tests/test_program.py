@@ -255,7 +255,7 @@ class Joined(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         hidden = self.first(input)
-        joined = torch.cat([self.left(hidden), hidden, self.right(hidden.relu())], 1)
+        joined = torch.cat([self.left(hidden), hidden, self.right(hidden.clamp(-1, 1))], 1)
         return F.conv2d(self.last(joined).relu(), self.blur, None, 2, 1, 1, 4)
 
 
