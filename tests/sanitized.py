@@ -6,6 +6,7 @@ import sys
 
 import torch
 from gradient_cases import cases
+from plan_files import opened, outputs_of, sound, try_damaged
 
 from qconv.kernels import bits, level_rounding, look_up, native, native_bits, native_weight, norm, rprelu, slopes
 from qconv.kernels.operators import pack_weight
@@ -60,6 +61,14 @@ def main() -> None:
                 found = native_bits.pack_codes(codes, width, instruction_set=name)
                 if found is not None:
                     native_bits.unpack_codes(found, sizes.channels[0], width, instruction_set=name)
+    for name in native.instruction_sets():
+        module, number = native._binary, native.number_of(name)
+        handle = opened(sound().content(), (9, 7), number)
+        for count in range(1, 10):
+            outputs_of(handle, torch.randn(count, 3, 9, 7), threads=count % 3 + 1)
+        module.plan_close(handle)  # pyright: ignore[reportOptionalMemberAccess]
+        for seed in range(300):
+            try_damaged(seed, number)
 
 
 if __name__ == "__main__":

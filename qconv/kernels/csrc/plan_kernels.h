@@ -179,20 +179,21 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
     const uint16_t some = channels_from(op, c), has = flags & HAS_RESIDUAL ? s->res_has[c / LANES] : 0;
     F edge = f_zero(), before = edge, slope = edge, after = edge;
     Coder first = {0}, second = {0};
-    const char *const res = o->res + 4 * (int64_t)(c - op->res_first);
-    char *const f32 = o->f32 + 4 * (int64_t)c, *const bits = o->bits + c / 8;
+    const int64_t res_c = 4 * ((int64_t)c - op->res_first), f32_c = 4 * (int64_t)c, bits_c = c / 8;
+    const char *const res = o->res;
+    char *const f32 = o->f32, *const bits = o->bits;
     const int32_t *const res_at = s->res_at, *const f32_at = s->f32_at, *const bits_at = s->bits_at;
     if (flags & TO_BITS) edge = f_load(s->edges + c);
     if (s->rprelu != NULL) before = f_load(s->rprelu + c), slope = f_load(s->rprelu + s->cpad + c), after = f_load(s->rprelu + 2 * s->cpad + c);
     if (flags & TO_CODES) first = coder_of(o, 0, c), second = coder_of(o, codes - 1, c);
     for (int p = 0; p < count; p++, q++, acc += next) {
         F x = f_add(f_mul(f_load(acc), scale), bias);
-        if (flags & HAS_RESIDUAL) x = f_add(x, f_some(res + res_at[q], has));
+        if (flags & HAS_RESIDUAL) x = f_add(x, f_some(res + (res_at[q] + res_c), has));
         if (s->rprelu != NULL) x = f_add(f_sloped(f_add(x, before), slope), after);
         x = f_min(high, f_max(low, x)); /* NaN stays */
-        if (flags & TO_F32 && is_whole) f_store(f32 + f32_at[q], x);
-        if (flags & TO_F32 && !is_whole) f_store_some(f32 + f32_at[q], x, some);
-        if (flags & TO_BITS) *(Half *)(bits + bits_at[q]) = f_below(x, edge) & some;
+        if (flags & TO_F32 && is_whole) f_store(f32 + (f32_at[q] + f32_c), x);
+        if (flags & TO_F32 && !is_whole) f_store_some(f32 + (f32_at[q] + f32_c), x, some);
+        if (flags & TO_BITS) *(Half *)(bits + (bits_at[q] + bits_c)) = f_below(x, edge) & some;
         if (flags & TO_CODES) {
             encode(&first, x, q, left, is_whole);
             if (codes > 1) encode(&second, x, q, left, is_whole);
