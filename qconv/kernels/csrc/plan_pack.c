@@ -145,36 +145,63 @@ static Filter filter_of(const Step *s, const Shape *shape, int64_t o) {
     return f;
 }
 
-static void put_bit(const Step *s, const Filter *f, int64_t step, int64_t place, int value) {
-    if (s->sums == SUM_NIBBLES) { /* place: in a byte */
-        f->block[(2 * step + place / 4) * s->nv * LANES + f->v * LANES + f->lane] |= (char)(value << place % 4);
-        return;
-    }
-    uint32_t *to = (uint32_t *)(f->block + step * step_bytes(s)) + f->v * LANES + f->lane;
-    *to |= (uint32_t)value << place;
-    if (s->sums == SUM_MASKED) to[s->nv * LANES] |= (uint32_t)1 << place;
+/* 32 bits of the filter's lane in a step. */
+static char *lane_of(const Step *s, const Filter *f, int64_t step) {
+    return f->block + step * step_bytes(s) + (f->v * LANES + f->lane) * 4;
 }
 
-static void put_code(const Step *s, const Filter *f, int64_t step, int64_t place, int value) {
-    char *to = f->block + step * step_bytes(s);
-    if (s->sums == SUM_CODES_4)
-        to[f->lane * 4 + place] |= (char)(f->v ? value * 16 : value & 15);
-    else
-        to[(f->v * LANES + f->lane) * 4 + place] = (char)value;
+static int bit_of(const uint8_t *bits, int64_t k) { return bits[k / 8] >> k % 8 & 1; }
+
+/* Bits with masks, one after the other. */
+static void put_bits(const Step *s, const Filter *f, const uint8_t *bits, int64_t row, int64_t first) {
+    for (int64_t k = 0; k < s->cin; k++) {
+        uint32_t *to = (uint32_t *)lane_of(s, f, row * s->run + (first + k) / 32);
+        *to |= (uint32_t)bit_of(bits, k) << (first + k) % 32;
+        to[s->nv * LANES] |= (uint32_t)1 << (first + k) % 32;
+    }
+}
+
+/* A byte of bits, without those that are no channels. */
+static uint8_t byte_of(const uint8_t *bits, int64_t k, int64_t cin) {
+    return (uint8_t)(bits[k / 8] & (cin - k < 8 ? (1 << (cin - k)) - 1 : 255));
+}
+
+static void put_bytes(const Step *s, const Filter *f, const uint8_t *bits, int64_t row, int64_t first) {
+    for (int64_t k = 0; k < s->cin; k += 8)
+        lane_of(s, f, row * s->run + (first + k) / 32)[(first + k) % 32 / 8] = (char)byte_of(bits, k, s->cin);
+}
+
+static void put_nibbles(const Step *s, const Filter *f, const uint8_t *bits, int64_t row, int64_t first) {
+    for (int64_t k = 0; k < s->cin; k += 8) {
+        char *to = f->block + (row * s->run + (first + k) / 8) * step_bytes(s) + f->v * LANES + f->lane;
+        to[0] = byte_of(bits, k, s->cin) & 15;
+        to[s->nv * LANES] = (char)(byte_of(bits, k, s->cin) >> 4);
+    }
+}
+
+static void put_codes(const Step *s, const Filter *f, const char *filter, int64_t index, int64_t row, int64_t first) {
+    for (int64_t k = 0; k < s->cin; k++) {
+        const int64_t step = row * s->run + (first + k) / 4, place = (first + k) % 4;
+        const int value = filter_code(s->op, filter, index + k);
+        if (s->sums == SUM_CODES_4)
+            f->block[step * step_bytes(s) + f->lane * 4 + place] |= (char)(f->v ? value * 16 : value & 15);
+        else
+            lane_of(s, f, step)[place] = (char)value;
+    }
 }
 
 /* The weights of a tap; `tap` is its number, `row` and `first` its row and its first channel there. */
 static void put_tap(const Step *s, const Filter *f, const char *filter, int64_t tap, int64_t row, int64_t first) {
-    const int64_t unit = s->op->kind == CONV_BITS ? 8 * unit_bytes(s) : s->op->kind == CONV_CODES ? 4 : 1;
     const uint8_t *bits = (const uint8_t *)filter + tap * bits_pixel(s->cin);
-    for (int64_t k = 0; k < s->cin; k++) {
-        const int64_t at = first + k, step = row * s->run + at / unit;
-        if (s->op->kind == CONV_BITS)
-            put_bit(s, f, step, at % unit, bits[k / 8] >> k % 8 & 1);
-        else if (s->op->kind == CONV_CODES)
-            put_code(s, f, step, at % unit, filter_code(s->op, filter, tap * s->cin + k));
-        else
-            memcpy(f->block + step * step_bytes(s) + (f->v * LANES + f->lane) * 4, filter + (tap * s->cin + k) * 4, 4);
+    switch (s->sums) {
+    case SUM_MASKED: put_bits(s, f, bits, row, first); break;
+    case SUM_BITS: put_bytes(s, f, bits, row, first); break;
+    case SUM_NIBBLES: put_nibbles(s, f, bits, row, first); break;
+    case SUM_FLOATS: case SUM_SPREAD: case SUM_DEEP:
+        for (int64_t k = 0; k < s->cin; k++)
+            memcpy(lane_of(s, f, row * s->run + first + k), filter + (tap * s->cin + k) * 4, 4);
+        break;
+    default: put_codes(s, f, filter, tap * s->cin, row, first);
     }
 }
 
@@ -233,9 +260,9 @@ static void classify(Plan *plan, Side *side, int32_t places, int64_t size, int64
 /* The sum of the signs of a tap's weights. */
 static int32_t tap_sum(const char *filter, int64_t tap, int64_t cin) {
     const uint8_t *bits = (const uint8_t *)filter + tap * bits_pixel(cin);
-    int32_t sum = 0;
-    for (int64_t c = 0; c < cin; c++) sum += bits[c / 8] >> c % 8 & 1 ? -1 : 1;
-    return sum;
+    int32_t ones = 0;
+    for (int64_t k = 0; k < cin; k += 8) ones += __builtin_popcount(byte_of(bits, k, cin));
+    return (int32_t)cin - 2 * ones;
 }
 
 /* Of a class of pixels: the border counts as +1, which is taken away again where the padding is something else. */
