@@ -12,45 +12,49 @@ typedef float UnitFloat __attribute__((may_alias, aligned(1)));
 typedef uint16_t Half __attribute__((may_alias, aligned(1)));
 typedef void (*Tile)(const Step *, const char *const *, const char *, const int32_t *const *, const int32_t *, float *);
 
-/* The sums of `kind` after one more unit, from a pixel at x, for the vector v of the weights at w. */
-LANE I add_unit(const int kind, I sum, const char *x, const char *w, int v, const int NV, I index) {
-    const I k = i_load(w + 64 * v);
+/* Whole sums after one more unit, from a pixel at x, for the vector v of the weights at w. */
+LANE I add_whole(const int kind, I sum, const char *x, const char *w, int v, const int NV) {
+    const I unit = i_all(*(const Unit *)x);
     switch (kind) {
-    case SUM_CODES: return i_dot(sum, i_all(*(const Unit *)x), k);
-    case SUM_BITS: return i_count(sum, i_all(*(const Unit *)x), k);
-    case SUM_MASKED: return i_count_of(sum, i_all(*(const Unit *)x), k, i_load(w + 64 * (NV + v)));
-    case SUM_FLOATS: return i_bits(f_fma(f_all(*(const UnitFloat *)x), f_bits(k), f_bits(sum)));
-    case SUM_SPREAD: return i_bits(f_fma(f_gather(x, index), f_bits(k), f_bits(sum)));
-    case SUM_DEEP: return i_bits(f_fma(f_load(x + 64 * v), f_bits(k), f_bits(sum)));
+    case SUM_BITS: return i_count(sum, unit, i_load(w + 64 * v));
+    case SUM_MASKED: return i_count_of(sum, unit, i_load(w + 64 * v), i_load(w + 64 * (NV + v)));
 #if defined(HAS_CODES_4)
-    case SUM_CODES_4: return i_dot(sum, i_all(*(const Unit *)x), v ? i_high(i_load(w)) : i_low(i_load(w)));
+    case SUM_CODES_4: return i_dot(sum, unit, v ? i_high(i_load(w)) : i_low(i_load(w)));
 #endif
 #if defined(HAS_VNNI)
-    case SUM_CODES_VNNI: return i_dot_vnni(sum, i_all(*(const Unit *)x), k);
+    case SUM_CODES_VNNI: return i_dot_vnni(sum, unit, i_load(w + 64 * v));
 #endif
+    default: return i_dot(sum, unit, i_load(w + 64 * v));
     }
-    return sum;
 }
 
-/* What a sum is as a float. */
-LANE F finish_sum(const int kind, I sum, const int32_t *base) {
+LANE F add_floats(const int kind, F sum, const char *x, const char *w, int v, const int32_t *spread) {
+    const F k = f_load(w + 64 * v);
     switch (kind) {
-    case SUM_FLOATS: case SUM_SPREAD: case SUM_DEEP: return f_bits(sum);
-    case SUM_BITS: case SUM_MASKED: return i_float(i_less_twice(i_load(base), sum));
-#if defined(HAS_CODES_4)
-    case SUM_CODES_4: sum = i_sixteenth(sum);
-#endif
+    case SUM_SPREAD: return f_fma(f_gather(x, i_load(spread + LANES * v)), k, sum);
+    case SUM_DEEP: return f_fma(f_load(x + 64 * v), k, sum);
+    default: return f_fma(f_all(*(const UnitFloat *)x), k, sum);
     }
+}
+
+/* What a whole sum is as a float. */
+LANE F finish_whole(const int kind, I sum, const int32_t *base) {
+    if (kind == SUM_BITS || kind == SUM_MASKED) return i_float(i_less_twice(i_load(base), sum));
+#if defined(HAS_CODES_4)
+    if (kind == SUM_CODES_4) sum = i_sixteenth(sum);
+#endif
     return i_float(base == NULL ? sum : i_add(sum, i_load(base)));
 }
 
 /* Of P pixels; `spread`: see Step. */
 LANE void tile(const int kind, const int P, const int NV, const Step *s, const char *const *px, const char *w,
                const int32_t *const *base, const int32_t *spread, float *out) {
+    const int are_floats = kind == SUM_FLOATS || kind == SUM_SPREAD || kind == SUM_DEEP;
     const int bytes = kind == SUM_MASKED ? 128 * NV : kind == SUM_CODES_4 ? 32 * NV : 64 * NV;
     I sums[PIXELS][VECTORS];
+    F floats[PIXELS][VECTORS];
     for (int p = 0; p < P; p++)
-        for (int v = 0; v < NV; v++) sums[p][v] = i_zero();
+        for (int v = 0; v < NV; v++) sums[p][v] = i_zero(), floats[p][v] = f_zero();
     const int64_t rows = s->rows, run = s->run;
     for (int64_t r = 0; r < rows; r++) {
         const char *at[PIXELS];
@@ -58,14 +62,20 @@ LANE void tile(const int kind, const int P, const int NV, const Step *s, const c
         int64_t u = 0;
         do {
             for (int p = 0; p < P; p++)
-                for (int v = 0; v < NV; v++)
-                    sums[p][v] = add_unit(kind, sums[p][v], at[p] + 4 * u, w, v, NV, kind == SUM_SPREAD ? i_load(spread + LANES * v) : i_zero());
+                for (int v = 0; v < NV; v++) {
+                    if (are_floats)
+                        floats[p][v] = add_floats(kind, floats[p][v], at[p] + 4 * u, w, v, spread);
+                    else
+                        sums[p][v] = add_whole(kind, sums[p][v], at[p] + 4 * u, w, v, NV);
+                }
             w += bytes;
         } while (++u < run);
     }
     for (int p = 0; p < P; p++)
-        for (int v = 0; v < NV; v++)
-            f_store(out + (p * NV + v) * LANES, finish_sum(kind, sums[p][v], base[p] == NULL ? NULL : base[p] + LANES * v));
+        for (int v = 0; v < NV; v++) {
+            const int32_t *from = base[p] == NULL ? NULL : base[p] + LANES * v;
+            f_store(out + (p * NV + v) * LANES, are_floats ? floats[p][v] : finish_whole(kind, sums[p][v], from));
+        }
 }
 
 #define TILE(kind, P, NV)                                                                                              \

@@ -50,7 +50,6 @@ LANE F f_sloped(F x, F slope) { /* x * slope where x is not above 0 */
     return f_where(F_COMPARE(x, zero, _CMP_LE_OQ), f_mul(x, slope), x);
 }
 LANE F f_or_nan_of(F x, F nan) { return f_where(F_COMPARE(nan, nan, _CMP_UNORD_Q), nan, x); }
-LANE F f_bits(I x) { return F_EACH(_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)); }
 LANE I i_bits(F x) { return I_EACH(_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)); }
 LANE I i_and(I a, I b) { return I_EACH(_mm256_and_si256(a.a, b.a), _mm256_and_si256(a.b, b.b)); }
 LANE I f_reached(F edge, F x, I step) { return i_and(i_bits(F_COMPARE(edge, x, _CMP_LE_OQ)), step); }

@@ -33,8 +33,6 @@ LANE uint16_t f_below(F a, F b) { int bits = 0; EACH bits |= (a[l] < b[l]) << l;
 LANE F f_sloped(F x, F slope) { EACH x[l] = x[l] <= 0 ? x[l] * slope[l] : x[l]; return x; }
 LANE F f_or_nan_of(F x, F nan) { EACH x[l] = nan[l] == nan[l] ? x[l] : nan[l]; return x; }
 LANE I f_reached(F edge, F x, I step) { EACH step[l] = edge[l] <= x[l] ? step[l] : 0; return step; }
-LANE F f_bits(I x) { return (F)x; }
-LANE I i_bits(F x) { return (I)x; }
 LANE I f_round(F x) { return (I)(x + 12582912.f) - 0x4b400000; } /* half to even; to 2^22 */
 LANE I i_zero(void) { return (I){0}; }
 LANE I i_all(int32_t x) { return x - (I){0}; }
