@@ -1,15 +1,17 @@
 """Random calls of all kernels of the library whose path is given, which was built to stop at a wrong access."""
 
 import importlib.util
+import itertools
 import random
 import sys
 
 import torch
 from gradient_cases import cases
-from plan_files import opened, outputs_of, sound, try_damaged
+from test_program import every
 
 from qconv.kernels import bits, level_rounding, look_up, native, native_bits, native_weight, norm, rprelu, slopes
 from qconv.kernels.operators import pack_weight
+from qconv.program.plan import Plan, program_bytes
 
 
 def load(path: str) -> None:
@@ -22,9 +24,32 @@ def load(path: str) -> None:
     native.kernels.cache_clear()
 
 
+def run_programs(draw: random.Random) -> None:
+    """Programs as they should be, and damaged ones: refused, or run within their memory."""
+    refused = ran = 0
+    for kinds, groups in itertools.product(range(3), (1, 2, 6)):
+        program, size = every(kinds, groups), (draw.randint(9, 17), draw.randint(9, 17))
+        content, images = program_bytes(program, True), torch.randn(draw.randint(1, 5), 5, *size)
+        for name in native.instruction_sets():
+            Plan(content, size, name)(images, draw.randint(1, 3))
+        for _ in range(60):
+            damaged = content.clone()
+            for _ in range(draw.randint(1, 3)):
+                place = draw.randrange(min(len(damaged), draw.choice([2000, 20000])))
+                damaged[place] = draw.choice([0, 1, 127, 128, 255, draw.randrange(256)])
+            try:
+                Plan(damaged[: draw.choice([len(damaged), draw.randrange(len(damaged))])].clone(), size)(images, 2)
+                ran += 1
+            except ValueError:
+                refused += 1
+    assert refused > 100, (refused, ran)
+    assert ran > 50, (refused, ran)
+
+
 def main() -> None:
     load(sys.argv[1])
     draw = random.Random(0)
+    run_programs(draw)
     for case in cases(50):
         torch.set_num_threads(draw.randint(1, 3))
         sizes, window = case.sizes, case.sizes.window
@@ -61,14 +86,6 @@ def main() -> None:
                 found = native_bits.pack_codes(codes, width, instruction_set=name)
                 if found is not None:
                     native_bits.unpack_codes(found, sizes.channels[0], width, instruction_set=name)
-    for name in native.instruction_sets():
-        module, number = native._binary, native.number_of(name)
-        handle = opened(sound().content(), (9, 7), number)
-        for count in range(1, 10):
-            outputs_of(handle, torch.randn(count, 3, 9, 7), threads=count % 3 + 1)
-        module.plan_close(handle)  # pyright: ignore[reportOptionalMemberAccess]
-        for seed in range(300):
-            try_damaged(seed, number)
 
 
 if __name__ == "__main__":

@@ -2,33 +2,41 @@
 
 import shutil
 import subprocess
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def changed(get: Callable[[], Any], set: Callable[[Any], None], value: Any) -> Iterator[None]:
+    before = get()
+    set(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        set(before)
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+threads = partial(changed, torch.get_num_threads, torch.set_num_threads)
+default_dtype = partial(changed, torch.get_default_dtype, torch.set_default_dtype)
+
+
+class Recomputed(nn.Module):
+    """A model whose activations are computed again in the backward."""
+
+    def __init__(self, model: nn.Module, use_reentrant: bool = False) -> None:
+        super().__init__()
+        self.model, self.use_reentrant = model, use_reentrant
+
+    def forward(self, input: Tensor) -> Any:
+        return checkpoint(self.model, input, use_reentrant=self.use_reentrant)
 
 
 def mostly_nightly(names: Iterable[Any], fast: Container[Any]) -> list[Any]:

@@ -15,15 +15,7 @@ from torch import Tensor, nn
 import qconv
 from qconv import Scheme, schemes
 from qconv.loop.norms import is_trained
-from qconv.quantizers import (
-    DSQInput,
-    LSQInput,
-    LSQPlusInput,
-    MinMaxInput,
-    PercentileInput,
-    Quantizer,
-    Stages,
-)
+from qconv.quantizers import DSQInput, LSQInput, LSQPlusInput, MinMaxInput, PercentileInput, Quantizer, Stages
 from qconv.quantizers.observers import Samples, Values
 from qconv.quantizers.percentiles import Percentiles, extent
 
@@ -334,9 +326,10 @@ def test_which_statistics_are_trained() -> None:
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.zero_()  # as from a checkpoint that never had it
     assert is_trained(norm)
-    mean = nn.BatchNorm2d(3, momentum=None)
-    mean(PICTURES)
-    assert is_trained(mean)
+    for momentum in (None, 1.0):
+        mean = nn.BatchNorm2d(3, momentum=momentum)
+        mean(PICTURES)
+        assert is_trained(mean)
     still = nn.BatchNorm2d(3, momentum=0.0)
     still.num_batches_tracked.fill_(5)  # pyright: ignore[reportOptionalMemberAccess]
     assert not is_trained(still)

@@ -57,6 +57,7 @@ def runs(tmp_path: Path) -> Path:
     (write(tmp_path / "m/3") / "metrics.csv").write_text("epoch\n0\n1\n")
     (write(tmp_path / "m/4", 0.1) / "result.json").write_text('{"test_acc')
     (write(tmp_path / "m/5") / "config.yaml").write_text("a: [")
+    write(tmp_path / "m/6")
     (tmp_path / "m/0/.hydra").mkdir()
     (tmp_path / "m/0/.hydra/config.yaml").write_text("data: 1\nmodel: 1\nscheme: 1\n")
     return tmp_path / "m"
@@ -78,10 +79,11 @@ def test_a_row_for_what_differs_by_more_than_the_seed(
         (runs / "3", "not finished: 2 of 20 epochs"),
         (runs / "4", "result.json is damaged"),
         (runs / "5", "while parsing"),
+        (runs / "6", "not finished: 0 of 20 epochs"),
         (tmp_path / "none", "no such folder"),
     ):
         assert f"{folder}: {reason}" in told.err
-    assert told.err.count("\n") == 6
+    assert told.err.count("\n") == 7
     first, _ = csv.DictReader((tmp_path / "csv").read_text().splitlines())
     assert (first["scheme"], first["seeds"], first["runs"]) == ("bnn", "1 2", f"{runs / '0'} {runs / '1'}")
     assert float(first["test_accuracy"]) == pytest.approx(0.92)
@@ -178,4 +180,5 @@ def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_durations() -> None:
-    assert [duration(value) for value in (7.25, 59.99, 75, 3700)] == ["7.2 s", "60.0 s", "1:15 min", "1:01 h"]
+    shown = {7.25: "7.2 s", 59.99: "60.0 s", 60: "1:00 min", 75: "1:15 min", 3599: "59:59 min", 3600: "1:00 h"}
+    assert {value: duration(value) for value in shown} == shown

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from lean_processes import CASES, FREED, MODES, NETWORKS, train_lean
+from settings import Recomputed
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 import qconv
 from qconv import Scheme, schemes
@@ -168,15 +168,6 @@ def draws(model: nn.Module, inputs: Tensor) -> list[dict[str, Tensor]]:
                 steps[-1][name] = quantizer.quantize(x, *quantizer.tensors()).detach()
         qconv.after_step(model)
     return steps
-
-
-class Recomputed(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input: Tensor) -> Tensor:
-        return checkpoint(self.model, input, use_reentrant=False)
 
 
 def scheduled(

@@ -264,10 +264,7 @@ def test_formulas() -> None:
 def test_what_comes_from_other_hosts_is_found(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<a href='https://a.b'>x</a><script src='https://a.b/c.js'></script>")
     (tmp_path / "style.css").write_text("@import url('//a.b/c.css'); a { background: url(d.png) }")
-    assert loads_from_elsewhere(tmp_path) == [
-        "page.html: <script src='https://a.b/c.js",
-        "style.css: url('//a.b/c.css",
-    ]
+    assert loads_from_elsewhere(tmp_path) == ["page.html: <script src='https://a.b/c.js", "style.css: url('//a.b/c.css"]
 
 
 def test_the_zoo_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,7 +307,6 @@ def test_a_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 README = (ROOT / "README.md").read_text()
 PACKAGE = [str(Path(qconv.__file__).parent)]  # an editable install has the folder of train.py in qconv.__path__, too
 MODULES = [name for _, name, _ in pkgutil.walk_packages(PACKAGE, "qconv.") if not name.endswith("__main__")]
-WHITESPACE = doctest.NORMALIZE_WHITESPACE
 STEPS, SAID = "(150, 64)", re.compile(r"(\d+) % of 297 digits are right")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_freeze import trained as converted_and_trained
 from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
@@ -18,7 +19,6 @@ from qconv import schemes
 from qconv.inference import ReadBeside, freeze, verify
 from qconv.quantizers import DoReFaInput, DoReFaWeight, Sign, Stages
 from qconv.scheme import Scheme
-from tests.test_freeze import trained as converted_and_trained
 
 LSQ = schemes.lsq(4, 4, signed_input=False)
 
@@ -550,18 +550,9 @@ def test_examples_that_can_not_be_used() -> None:
             freeze(model, example=example)  # pyright: ignore[reportArgumentType]
 
 
-class OfTwo(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = qconv.QConv2d(3, 4, 3, scheme=schemes.bnn())
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.conv(x) + y
-
-
 def test_a_model_that_needs_several_inputs_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model \(OfTwo\) takes x, y: a frozen model takes one tensor"):
-        qconv.freeze(OfTwo())
+    with pytest.raises(ValueError, match=r"model \(Bilinear\) takes input1, input2: a frozen model takes one tensor"):
+        qconv.freeze(nn.Bilinear(2, 2, 2))
 
 
 @pytest.mark.parametrize("place", ["", "0", "0.1", "0.2", "0.3", "2", "3", "4"])

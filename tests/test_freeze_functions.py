@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from test_freeze import trained as converted_and_trained
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
-import qconv
 from qconv import schemes
 from qconv.inference import freeze, verify
 from qconv.inference.frozen_layers import BinaryConv2d, IntegerConv2d
@@ -37,18 +37,7 @@ class Net(nn.Module):
         return self.head(output.mean((2, 3)))
 
 
-def trained(model: nn.Module, scheme: Scheme, input: Tensor) -> Any:
-    """A converted model with statistics and gammas as of training, of either sign."""
-    torch.manual_seed(0)
-    qconv.convert(model, scheme, before_sign="keep")
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias, std=0.3)
-            module.running_mean = torch.randn(module.num_features)
-            module.running_var = 1 + 30 * torch.rand(module.num_features)
-    qconv.calibrate(model.eval(), [input])
-    return model
+trained: Callable[..., Any] = partial(converted_and_trained, before_sign="keep")
 
 
 def as_modules(model: Any, *modules: nn.Module) -> Any:

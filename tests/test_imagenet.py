@@ -162,14 +162,6 @@ def test_broken_files_are_named_and_counted(breaking: Any, tree: Path, capsys: p
         epoch_of(data, 0)
 
 
-@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA"])
-def test_other_modes(mode: str, tree: Path) -> None:
-    data = made(tree)
-    path = data.splits["test"][0][0]
-    smooth(1).convert(mode).save(path, "PNG" if mode == "RGBA" else "JPEG")  # ImageNet has PNGs under this name
-    assert len(batches(data, data.test_dataloader())[0][1]) > 0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -187,6 +187,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "12 bits in a PNG file of 16": (png(RAMP >> 4), LOST),
     "12 bits in a TIFF file of 16": (tiff(RAMP >> 4), LOST),
     "12 bits in a PGM file of 16": (pgm(RAMP >> 4, 65535), LOST),
+    "12 bits of which few are used": (png((RAMP >> 4) // 102 * 102), "16 of 41 grey levels"),
     "12 bits and a bright pixel": (png(np.where(RAMP == 65535, RAMP, RAMP >> 4)), "17 of 128 grey levels"),
     "colours of 12 bits in a PNG file of 16": (png(RAINBOW[..., :3] >> 4), DARK),
     "colours of 12 bits with alpha": (png(np.concatenate([RAINBOW[..., :3] >> 4, RAINBOW[..., 3:]], -1)), DARK),

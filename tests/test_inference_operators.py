@@ -24,14 +24,7 @@ from qconv import schemes
 from qconv.inference.frozen_layers import Encode, IntegerConv2d
 from qconv.kernels import exact_sums, native, native_weight, onednn, operators
 from qconv.kernels.exact_sums import sums_of_products
-from qconv.kernels.operators import (
-    code_dtype,
-    digits_of_shifts,
-    of_8_bits,
-    pack_signs,
-    pack_weight,
-    unpack_signs,
-)
+from qconv.kernels.operators import code_dtype, digits_of_shifts, of_8_bits, pack_signs, pack_weight, unpack_signs
 from qconv.kernels.window import Window
 from qconv.quantizers import MinMaxInput
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from methods import SCHEMES
-from settings import default_dtype, mostly_nightly
+from settings import Recomputed, default_dtype, mostly_nightly
 from test_layers import LAYERS as LAYERS, pair
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -234,23 +234,8 @@ def test_what_users_do_with_a_model(activation: str, inplace: bool, device: str)
         assert_same(expected, gradients(lean, input))
     with torch.autograd.graph.save_on_cpu():
         assert_same(expected, gradients(lean, input))
-    for steps in (1, 2):  # of the whole, and of each half of a wrapped one
-        again = Checkpointed(copy.deepcopy(lean), steps)
-        assert_same(expected, gradients(again, input))
-
-
-class Checkpointed(nn.Module):
-    """Non-reentrant activation checkpointing."""
-
-    def __init__(self, model: nn.Module, times: int) -> None:
-        super().__init__()
-        self.model, self.times = model, times
-
-    def forward(self, x: Tensor) -> Tensor:
-        def run(x: Tensor) -> Tensor:
-            return self.model(x) if self.times == 1 else checkpoint(self.model, x, use_reentrant=False)
-
-        return checkpoint(run, x, use_reentrant=False)
+    assert_same(expected, gradients(Recomputed(copy.deepcopy(lean)), input))
+    assert_same(expected, gradients(Recomputed(Recomputed(copy.deepcopy(lean))), input))
 
 
 class Triangle(HardClip):

@@ -44,10 +44,7 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["model=resnet21"], "there is no model=resnet21: did you mean model=resnet"),
         (["scheme=nosuch"], "there is no scheme=nosuch; there are adabin, "),
         (["foo"], "'foo' is not KEY=VALUE"),
-        (
-            ["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", "resume=auto"],
-            "init_from must be given: init_",
-        ),
+        (["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", "resume=auto"], "init_from must be given: init_"),
         (["init_from=a=9.ckpt"], "can't read 'init_from=a=9.ckpt': a value with brackets, colons, commas or = needs"),
         (["a..b=1"], "can't read 'a..b=1' (qconv train --help lists the keys)"),
         (["experiment=cifar10"], "experiment=cifar10 is a folder: it has experiment=cifar10/adabin_resnet20, "),
@@ -133,7 +130,7 @@ def test_configs_of_the_user(tmp_path: Path) -> None:
         composed(words)
 
 
-def test_flags_that_nobody_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_nobody_has() -> None:
     with pytest.raises(SystemExit, match=r"there is no flag --lr: settings are KEY=VALUE, such as lr=…"):
         train_as("qconv train", ["--lr", "3"])
     check_flags(["--multirun", "--cfg", "job", "--config-d", "x", "--info=all", "-m"])

@@ -591,10 +591,7 @@ def test_where_ewgs_starts() -> None:
         quantizer.initialize(equal)
         torch.testing.assert_close(quantizer(equal), equal)
     of_input = qconv.quantizers.EWGSInput(3)
-    for inputs, end in (
-        (torch.randn(4096).relu(), None),
-        (torch.rand(4096) * 0.2 + 10, "highest"),
-    ):
+    for inputs, end in ((torch.randn(4096).relu(), None), (torch.rand(4096) * 0.2 + 10, "highest")):
         of_input.calibrated = False
         of_input.initialize(inputs)
         assert of_input.calibrated

@@ -75,7 +75,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "empty window": (changed(MAXIMUM, top=9), "op 5: a window lies outside of the image"),
     "ceil": (changed(STEM, ceil=1), r"ceil \(=1\) must be in 0 to 0"),
-    "large": (changed(STEM, top=1 << 15, left=1 << 15), "takes more than 1 GB for an image"),
+    "large": (
+        changed(DEPTHWISE, **dict.fromkeys(("top", "left", "bottom", "right"), 1 << 12)),
+        "takes more than 1 GB for an image",
+    ),
     "bits of a weight": (changed(STEM, weight_bits=8), r"weight_bits \(=8\) does not fit"),
     "weight": (changed(STEM, weight=1 << 40), r"op 1: weight, 2160 bytes at 1099511627776, must lie in"),
     "odd place": (changed(STEM, weight=4), "must lie in .* at a multiple of 64"),

@@ -218,6 +218,8 @@ def test_jpeg_files_are_copied_if_small_and_smaller_if_not(tree: Path, tmp_path:
         error = (stored_picture(folder, stored, index).float() - shrunk(path).float()).abs()
         assert error.mean() < (1e-6 if small else 8)
     assert any(min(decode(path).shape[1:]) <= SIZE for path in paths)
+    with pytest.raises(FileExistsError, match="was prepared with quality=95, not 90"):
+        prepare_pictures(tree, folder, size=SIZE, form="jpeg")
     assert len(torch.cat([images for images, _ in raw(data.train_dataloader())])) == 16
 
 
@@ -257,7 +259,7 @@ def test_it_goes_on_after_an_interruption(
     prepare_pictures(tree, other, size=SIZE, pictures_per_file=7)
     assert len(calls) == 26 - 7
     assert content(other) == content(folder)
-    prepare_pictures(str(tree), str(other), size=SIZE, pictures_per_file=7)  # once more: nothing to do
+    prepare_pictures(str(tree), str(other), size=SIZE, pictures_per_file=7, quality=50)  # once more: nothing to do
     assert len(calls) == 26 - 7
 
 
@@ -348,16 +350,6 @@ def test_broken_pictures_are_named_or_left_out(tree: Path, tmp_path: Path, capsy
         prepare_pictures(tree, tmp_path / "c", size=SIZE, broken="skip")
 
 
-@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P"])
-def test_other_modes(mode: str, tree: Path, tmp_path: Path) -> None:
-    path = tree / "val/n01/0.JPEG"
-    smooth(1, 30, 40).convert(mode).save(path, "PNG" if mode in ("RGBA", "P") else "JPEG")
-    for form in ("raw", "jpeg"):
-        prepared = prepare_pictures(tree, tmp_path / form, size=SIZE, form=form)
-        stored = stored_picture(tmp_path / form, prepared.splits["test"], 0)
-        assert (stored.float() - shrunk(path).float()).abs().mean() < (1e-6 if form == "raw" else 12)
-
-
 def test_a_file_that_is_cut_off_meanwhile_is_named(folder: Path) -> None:
     data = made(folder)
     path = folder / "test-00000.tar"
@@ -417,6 +409,13 @@ def test_the_program_prepares_and_a_run_trains(tree: Path, tmp_path: Path, capsy
     assert main(["data", "prepare", str(tree), str(folder), "--size", "21"]) == 1
     assert "was prepared with size=20, not 21" in capsys.readouterr().err
     assert trained(folder, tmp_path / "run").epochs == 1
+    forms: tuple[dict[str, Any], ...] = ({}, {"form": "jpeg"})
+    for form in forms:  # the other options are those of the function
+        by_program, by_function = (tmp_path / f"{kind}{form}" for kind in ("program", "function"))
+        words = [f"--{name}={value}" for name, value in form.items()]
+        assert main(["data", "prepare", str(tree), str(by_program), *words]) == 0
+        prepare_pictures(tree, by_function, **form)
+        assert content(by_program) == content(by_function)
 
 
 def trained(folder: Path, run: Path, *words: str) -> Result:

@@ -60,6 +60,10 @@ def network(name: str) -> nn.Module:
     return trained(build(), scheme, torch.randn(8, 3, 16, 16))
 
 
+def of_channels(channels: int, size: float = 1.0) -> dict[str, Any]:
+    return {"scale": torch.randn(channels) * size, "bias": torch.randn(channels)}
+
+
 def every(kinds: int, groups: int) -> Program:
     """A program with convolutions of bits, codes and floats in a row, with odd windows, and a map as its output."""
     torch.manual_seed(kinds)
@@ -75,8 +79,7 @@ def every(kinds: int, groups: int) -> Program:
     )
 
     def affine(place: int, size: float = 1.0) -> int:
-        scale, bias = torch.randn(channels) * size, torch.randn(channels)
-        return program.add(ops.Affine(inputs=(place,), channels=channels, scale=scale, bias=bias))
+        return program.add(ops.Affine(inputs=(place,), channels=channels, **of_channels(channels, size)))
 
     x = affine(x)
     x = program.add(ops.PReLU(inputs=(x,), channels=channels, slope=torch.randn(channels)))
@@ -103,6 +106,13 @@ def every(kinds: int, groups: int) -> Program:
     x = program.add(ops.Add(inputs=(y, z), channels=channels))
     x = program.add(ops.Clamp(inputs=(x,), channels=channels, low=-2.0, high=3.0))
     taken = program.add(ops.Take(inputs=(x,), channels=channels + 7, stride=(2, 2), first=3))
+    wider: dict[str, Any] = {"channels": channels + 21}
+    y = program.add(ops.Take(**wider, inputs=(x,)))
+    z = program.add(ops.Take(**wider, inputs=(x,), first=21))
+    y = program.add(ops.Add(**wider, inputs=(y, z)))
+    y = program.add(ops.Affine(**wider, inputs=(y,), **of_channels(channels + 21)))
+    narrow = torch.randn(channels, channels + 21, 1, 1)
+    x = program.add(ops.ConvFloats(inputs=(y,), channels=channels, weight=narrow, window=Window()))
     depth = Window((3, 3), (2, 2), (1, 1, 1, 1))
     wide = program.add(
         ops.ConvFloats(
@@ -232,6 +242,32 @@ def test_a_plan_keeps_to_its_images() -> None:
         assert torch.equal(frozen(x), program.run(x))
     with pytest.raises(RuntimeError, match="expected input"):
         frozen(torch.randn(2, 4, 8, 8))
+
+
+class Joined(nn.Module):
+    """Two branches whose channels are joined, as in SqueezeNet, and a fixed blur as a function, as in QuickNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.left, self.right = nn.Conv2d(8, 5, 1), nn.Conv2d(8, 20, 3, padding=1)
+        self.last, self.blur = nn.Conv2d(33, 4, 3), torch.ones(4, 1, 3, 3) / 9
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = self.first(input)
+        joined = torch.cat([self.left(hidden), hidden, self.right(hidden.clamp(-1, 1))], 1)
+        return F.conv2d(self.last(joined).relu(), self.blur, None, 2, 1, 1, 4)
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.minmax(8, 8)], ids=["bnn", "minmax"])
+def test_joined_channels_and_convolutions_of_constants(scheme: Scheme) -> None:
+    x = torch.randn(3, 3, 11, 12)
+    model = trained(Joined(), scheme, x)
+    frozen = freeze(model)
+    assert torch.equal(frozen(x), lower(frozen.network, x).run(x))
+    assert not frozen.unplanned
+    checked = verify(model, frozen, x)
+    assert checked.equal, f"\n{checked}"
 
 
 def test_a_linear_layer_of_flattened_images_fixes_their_size() -> None:

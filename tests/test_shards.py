@@ -247,10 +247,10 @@ def test_shards_that_are_none(samples: list[dict[str, bytes]], message: str, fol
 
 
 def test_what_has_changed_is_counted_anew(folder: Path) -> None:
-    index = str(folder / "index.json")
-    assert made(folder, index=index).num_classes == 3
+    assert made(folder).num_classes == 3
+    assert len([*(folder / "cache/qconv").iterdir()]) == 1
     write(folder / "train-2.tar", [{"png": png(1), "cls": b"6"}] * 40)
-    data = made(folder, index=index)
+    data = made(folder)
     assert data.num_classes == 7
     assert len(greys(data.train_dataloader())) == 60
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import METHODS
+from settings import Recomputed
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import qconv
 from qconv import Scheme, schemes
@@ -144,16 +144,7 @@ def test_with_checkpointing(use_reentrant: bool) -> None:
         layer = prepared(convolution(scheme), input)
         undisturbed = gradients(copy.deepcopy(layer), input, None)
         again = copy.deepcopy(layer).requires_grad_()
-
-        class Recomputed(nn.Module):
-            def __init__(self, inner: nn.Module) -> None:
-                super().__init__()
-                self.inner = inner
-
-            def forward(self, input: Tensor) -> Any:
-                return checkpoint(self.inner, input, use_reentrant=use_reentrant)
-
-        assert same(gradients(Recomputed(again), input, None), undisturbed)
+        assert same(gradients(Recomputed(again, use_reentrant), input, None), undisturbed)
 
 
 def test_a_snapshot_shares_tensors_and_nothing_else() -> None:

@@ -384,18 +384,26 @@ def test_the_checkpoint_of_a_run_in_stages_is_quantized(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_compiled_run_learns_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "rel"),
+    [
+        (("scheme=bwn", "data.batch_size=1000"), 1e-3),  # batches of two sizes
+        (("lean=true", "data.batch_size=2000"), 1e-2),  # one batch, compiled once
+    ],
+    ids=["bwn", "lean"],
+)
+def test_a_compiled_run_learns_the_same(given: tuple[str, ...], rel: float, tmp_path: Path) -> None:
     losses = []
     counters.clear()
     for compiled in (False, True):
         folder = tmp_path / str(compiled)
-        words = ("scheme=bwn", "data.batch_size=1000", f"compile={compiled}")  # batches of two sizes
+        words = (*given, f"compile={compiled}")
         program.train(config(*QUICK, "trainer.max_epochs=3", *words, f"run_dir={folder}"))
         rows = rows_of(folder / "metrics.csv")
         losses.append([float(row[name]) for row in rows for name in ("train_loss", "val_loss")])
         assert (counters["frames"]["ok"] > 0) == compiled
     assert len(losses[0]) == 6
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[0] == pytest.approx(losses[1], rel=rel)
     names = [load_checkpoint(path)["state_dict"].keys() for path in sorted(tmp_path.glob("*/checkpoints/last.ckpt"))]
     assert names[0] == names[1]
 
@@ -513,10 +521,7 @@ EARLY = [  # before the run has a folder
 ]
 LATE = [
     ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be a whole number of at least 1"),
-    (
-        "scheme=inq trainer.max_epochs=3",
-        "max_epochs (=3) must be at least 4: the last stage begins at",
-    ),
+    ("scheme=inq trainer.max_epochs=3", "max_epochs (=3) must be at least 4: the last stage begins at"),
     ("+trainer.check_val_every_n_epoch=9", "check_val_every_n_epoch (=9) of max_epochs (=1)"),
     ("trainer.max_epochs=3 +trainer.check_val_every_n_epoch=2", "check_val_every_n_epoch (=2) must divide"),
     ("+trainer.val_check_interval=0.5", f"trainer.val_check_interval (=0.5): {BETWEEN}"),
@@ -653,6 +658,8 @@ def test_a_search_finds_accuracy_and_size_at_once(line: Callable[..., None], tmp
     for solution in found.solutions:
         assert list(solution["values"]) in figures
         assert list(solution["params"]) == ["bits.one", "bits.two", "bits.three"]
+    with pytest.raises(SystemExit, match=r"objective \(=val_accuracy_best\) would be minimized"):
+        line(*search, *quick, "hydra.sweeper.direction=[minimize,minimize]")
 
 
 def test_the_objective_is_a_figure(whole: tuple[Path, Any]) -> None:

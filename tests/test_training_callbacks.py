@@ -108,6 +108,8 @@ def poisoned(name: str) -> Any:
 def test_validation_and_gradients_are_watched_too() -> None:
     with pytest.raises(FloatingPointError, match="epoch 0, validation batch 0: NaN or inf in the input batch"):
         trainer(FiniteGuard()).fit(classifier(), datamodule=Poison("val"))
+    with pytest.raises(FloatingPointError, match=r"^test batch 0: NaN or inf in the input batch"):
+        trainer(FiniteGuard()).test(classifier(), datamodule=Poison("test"))
     with pytest.raises(FloatingPointError, match=r"epoch 0, step 3: NaN or inf in the gradient of 'fc.weight'"):
         trainer(FiniteGuard(), Break(3, poisoned("gradient"))).fit(classifier(), datamodule=DigitsDataModule())
 
@@ -142,10 +144,7 @@ def test_a_learned_scale_that_falls_to_its_bound_is_named_with_the_remedy() -> N
     adam = qconv.optim.ModelOptimizer(torch.optim.Adam, {"weight_quantizers": {"lr": 1.0}}, lr=0.01)
     module = Classifier(qconv.convert(small_cnn(1, 10, width=4), schemes.lsq()), adam)
     callbacks = (FiniteGuard(), Break(12, poisoned("gradient")))
-    with (
-        pytest.warns(UserWarning, match="at the lower bound") as warned,
-        pytest.raises(FloatingPointError) as error,
-    ):
+    with pytest.warns(UserWarning, match="at the lower bound") as warned, pytest.raises(FloatingPointError) as error:
         trainer(*callbacks).fit(module, datamodule=DigitsDataModule())
     messages = [str(each.message) for each in warned if "at the lower bound" in str(each.message)]
     assert messages[0].startswith("epoch 0, step ")

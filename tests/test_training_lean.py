@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from conftest import same
-from runs import QUICK, config, last_state, rows_of, stop
+from runs import QUICK, config, last_state, stop
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 import qconv
 from qconv import schemes
@@ -150,17 +149,3 @@ def test_a_network_that_views_images(
     program.train(config(*QUICK[1:], "trainer.max_epochs=1", *words, f"run_dir={tmp_path}"))
     assert word in capsys.readouterr().out
     assert json.loads((tmp_path / "result.json").read_text())["lean"] == mode
-
-
-@pytest.mark.nightly
-def test_a_compiled_run_that_is_lean_learns_the_same(tmp_path: Path) -> None:
-    losses = []
-    counters.clear()
-    for compiled in (False, True):
-        folder = tmp_path / str(compiled)
-        words = ("lean=true", "data.batch_size=2000", f"compile={compiled}")  # one batch, compiled once
-        program.train(config(*QUICK, "trainer.max_epochs=3", *words, f"run_dir={folder}"))
-        rows = rows_of(folder / "metrics.csv")
-        losses.append([float(row[name]) for row in rows for name in ("train_loss", "val_loss")])
-    assert counters["frames"]["ok"] > 0
-    assert losses[0] == pytest.approx(losses[1], rel=1e-2)

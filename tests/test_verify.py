@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from settings import default_dtype
+from test_freeze import trained
 from torch import Tensor, nn
 from torchvision.ops import DeformConv2d
 
@@ -54,20 +55,6 @@ class Net(nn.Module):
         summed = first + self.act2(self.bn2(self.conv2(inner)))
         last = self.act4(self.bn4(self.conv3(self.act3(self.pool(self.bn3(summed))))))
         return self.head(last.mean((2, 3)))
-
-
-def trained(model: nn.Module, scheme: Scheme, input: Tensor, **options: Any) -> nn.Module:
-    """Converted, with batch norms as after training."""
-    qconv.convert(model, scheme, **options)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias, std=0.3)
-    model.train()
-    with torch.no_grad():
-        for _ in range(5):
-            model(input)
-    return model.eval()
 
 
 class Last(nn.Module):

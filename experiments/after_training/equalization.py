@@ -21,7 +21,6 @@ from torchvision.models.mobilenetv2 import InvertedResidual
 
 import qconv
 from qconv import schemes
-from qconv.data import ImageFolderDataModule
 from qconv.ground.environment import commit, machine
 from qconv.ground.table import read_csv, write_csv
 from qconv.models.resnet import BasicBlock
@@ -80,11 +79,7 @@ def equalized(network: nn.Module, images: Tensor) -> tuple[nn.Module, float]:
 def main(root: str, source: str, of_commit: str | None) -> list[dict[str, Any]]:
     """Return a row for each number of bits, each range of weights, and each network, as it was and equalized."""
     name = Path(source).resolve().name  # that of the folder, if it is one
-    data = ImageFolderDataModule(root, augment=(), seed=1)
-    data.prepare_data()
-    data.setup("fit")
-    data.setup("test")
-    few, images, labels = pictures(data)
+    few, images, labels = pictures(root)
     network = qconv.to_float(qconv.load(source)).eval()
     unbounded = without_bound(network)
     other, widest = equalized(unbounded, few)

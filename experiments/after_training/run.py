@@ -34,8 +34,12 @@ SCHEMES = {
 }
 
 
-def pictures(data: ImageFolderDataModule) -> tuple[Tensor, Tensor, Tensor]:
+def pictures(root: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return training images without augmentation, and all test images with their classes."""
+    data = ImageFolderDataModule(root, augment=(), seed=1)
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
     batches = list(data.test_dataloader())
     chosen: list[Tensor] = []
     for images, _ in data.train_dataloader():
@@ -55,11 +59,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 def run(root: str, source: str, iterations: int, of_commit: str | None) -> list[dict[str, Any]]:
     """Return a row for the float network, and three for each number of bits; without iterations none is learned."""
-    data = ImageFolderDataModule(root, augment=(), seed=1)
-    data.prepare_data()
-    data.setup("fit")
-    data.setup("test")
-    few, images, labels = pictures(data)
+    few, images, labels = pictures(root)
     network = qconv.to_float(qconv.load(source)).eval()
     rows: list[dict[str, Any]] = [{"bits": "float", "rounding": "", "accuracy": accuracy(network, images, labels)}]
     for bits, scheme in SCHEMES.items():

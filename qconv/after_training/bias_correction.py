@@ -5,7 +5,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -295,12 +295,10 @@ def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor
 
         return behind
 
-    handles = [layer.register_forward_hook(hook(name), prepend=True) for name, layer in layers.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(hook(name), prepend=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -317,9 +315,7 @@ def _before(norms: Mapping[str, _BatchNorm], act: Callable[[str, _BatchNorm, Ten
 
         return before
 
-    handles = [norm.register_forward_pre_hook(hook(name), with_kwargs=True) for name, norm in norms.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, norm in norms.items():
+            hooks.enter_context(norm.register_forward_pre_hook(hook(name), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -1,6 +1,7 @@
 """The blocks of a model for quantization after training, with their inputs and outputs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -98,13 +99,10 @@ def _calls(model: nn.Module, modules: Iterable[nn.Module], images: Tensor, count
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         calls.setdefault(module, []).append(_why_none(module, args, kwargs, output, count))
 
-    handles = [module.register_forward_hook(note, with_kwargs=True) for module in dict.fromkeys(modules)]
-    try:
-        with trial(model):
-            model(torch.cat([images[:1]] * count))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, trial(model):
+        for module in dict.fromkeys(modules):
+            hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
+        model(torch.cat([images[:1]] * count))
     return calls
 
 
@@ -159,17 +157,10 @@ def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Te
         raise _EnoughError
 
     block = model.get_submodule(name)
-    handles = block.register_forward_pre_hook(before, prepend=True), block.register_forward_hook(behind)
-    try:
-        with trial(model):
-            for images in pictures:
-                try:
-                    model(images)
-                except _EnoughError:
-                    continue
-    finally:
-        for handle in handles:
-            handle.remove()
+    with block.register_forward_pre_hook(before, prepend=True), block.register_forward_hook(behind), trial(model):
+        for images in pictures:
+            with suppress(_EnoughError):
+                model(images)
     if isinstance(block, nn.Linear) and [*map(len, inputs)] != [*map(len, pictures)]:
         inputs, outputs = ([x.flatten(0, -2) for x in each] for each in (inputs, outputs))
     return torch.cat(inputs), torch.cat(outputs)
@@ -184,12 +175,10 @@ def feature_dim_of(block: nn.Module, sample: Tensor) -> int:
         del args
         last[:] = module, output.shape
 
-    handles = [layer.register_forward_hook(note) for layer in layers_of(block)]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers_of(block):
+            hooks.enter_context(layer.register_forward_hook(note))
         output = block(sample.clone())
-    finally:
-        for handle in handles:
-            handle.remove()
     return -1 if isinstance(last[0], nn.Linear) and last[1] == output.shape else 1
 
 

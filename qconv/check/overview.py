@@ -1,6 +1,7 @@
 """`qconv.check`: one table of what is known to go wrong in a model."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -78,12 +79,10 @@ def _seen(model: nn.Module, layers: Mapping[str, QuantizedLayer], example: Any) 
         if isinstance(layer, QuantizedLayer) and args and isinstance(args[0], Tensor) and args[0].numel():
             found[layer] += [text for text in _of_input(layer, args[0]) if text not in found[layer]]
 
-    handles = [layer.register_forward_pre_hook(look) for layer in found]
-    try:
+    with ExitStack() as hooks:
+        for layer in found:
+            hooks.enter_context(layer.register_forward_pre_hook(look))
         watch = run(model, found, example)
-    finally:
-        for handle in handles:
-            handle.remove()
     for name, layer in layers.items():
         if layer in watch.bypassed:
             found[layer].append(

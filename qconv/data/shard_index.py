@@ -87,7 +87,7 @@ def read_index(urls: Sequence[str], path: str | None) -> dict[str, Shard]:
         known.update(count(missing))
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(file) as out:
-            out.write(json.dumps({url: shard[1:] for url, shard in known.items()}, indent=0).encode())
+            out.write(json.dumps({url: shard[1:] for url, shard in known.items()}).encode())
     return {url: known[url] for url in urls}
 
 

@@ -152,6 +152,8 @@ class _Lowering(fx.Interpreter):
     def _function(self, name: str, args: Any, kwargs: Any, sample: Tensor) -> int:
         x = args[0]
         values = [arg for arg in args if isinstance(arg, Value)]
+        if name in ("cat", "concat", "concatenate"):
+            return self._joined(*args, **kwargs)
         if not isinstance(x, Value) or len(values) != sum(isinstance(v, Value) for v in tree_leaves((args, kwargs))):
             raise self._refused(name)
         if name in _SAME:
@@ -169,6 +171,10 @@ class _Lowering(fx.Interpreter):
             return self._add(ops.Clamp(**self._given(x.place), low=0.0))
         if name == "mean":
             return self._mean(x, *args[1:], **kwargs)
+        if name == "conv2d":
+            return self._convolution(*args, **kwargs)
+        if name == "convolution" and not args[6]:  # torch's operator for all kinds: this one is not transposed
+            return self._convolution(*args[:6], groups=args[8])
         if name in ("prelu", "_prelu_kernel"):
             return self._prelu(x, args[1])
         if name == "getitem":
@@ -208,6 +214,38 @@ class _Lowering(fx.Interpreter):
         if x.sample.ndim != 4 or dims != [2, 3]:
             raise self._refused(f"mean over {dim}")
         return self._add(ops.Mean(**self._given(x.place)))
+
+    def _joined(self, values: Any, dim: int = 0) -> int:
+        """Channels one after the other: a sum of values with channels of zeros before and behind theirs."""
+        if not all(isinstance(value, Value) for value in values) or dim % values[0].sample.ndim != 1:
+            raise self._refused("cat")
+        if any(value.sample.ndim != 4 for value in values):
+            raise self._refused("cat of rows")
+        total, first, joined = sum(value.sample.shape[1] for value in values), 0, -1
+        for value in values:
+            given = {**self._given(value.place), "channels": total}
+            taken = self._add(ops.Take(**given, first=first))
+            first += value.sample.shape[1]
+            joined = taken if joined < 0 else self._add(ops.Add(**{**given, "inputs": (joined, taken)}))
+        return joined
+
+    def _convolution(
+        self,
+        x: Value,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> int:
+        """A convolution by a constant weight."""
+        if weight.ndim != 4 or isinstance(padding, str):
+            raise self._refused("convolution")
+        rows, columns = _pair(padding)
+        kernel = weight.shape[2], weight.shape[3]
+        window = Window(kernel, _pair(stride), (columns, columns, rows, rows), _pair(dilation))
+        return self._floats(weight, bias, window, groups, x)
 
     def _prelu(self, x: Value, slope: Tensor) -> int:
         given = self._given(x.place)
@@ -254,9 +292,12 @@ class _Lowering(fx.Interpreter):
         if isinstance(module, nn.LeakyReLU):
             return self._prelu(x, torch.tensor(module.negative_slope))
         if isinstance(module, nn.AdaptiveAvgPool2d):
-            if _pair(module.output_size) != (1, 1):
+            if _pair(module.output_size) == (1, 1):
+                return self._add(ops.Mean(**given))
+            if x.sample.shape != sample.shape:
                 raise self._refused(f"{module}")
-            return self._add(ops.Mean(**given))
+            self.program.size = self.sizes[0]  # at which it changes nothing
+            return x.place
         if isinstance(module, nn.AvgPool2d | nn.MaxPool2d):
             return self._pooled(module, given)
         if isinstance(module, _NORMS):

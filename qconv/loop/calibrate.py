@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -226,21 +226,17 @@ def _observed(
     observe: Mapping[QuantizedLayer, Callable[[Tensor], None]], unchanged: Iterable[QuantizedLayer]
 ) -> Iterator[None]:
     """Make layers show their inputs, and some leave them unchanged."""
-    quantizers = {layer: layer.input_quantizer for layer in unchanged}
 
     def show(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         observe[layer](layer.padded(args[0] if args else kwargs["input"]))
 
-    handles = [layer.register_forward_hook(show, with_kwargs=True) for layer in observe]
-    try:
-        for layer in quantizers:
+    with ExitStack() as undone:
+        for layer in observe:
+            undone.enter_context(layer.register_forward_hook(show, with_kwargs=True))
+        for layer in unchanged:
+            undone.callback(setattr, layer, "input_quantizer", layer.input_quantizer)
             layer.input_quantizer = Identity()
         yield
-    finally:
-        for layer, quantizer in quantizers.items():
-            layer.input_quantizer = quantizer
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,13 +40,11 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
             stacklevel=3,
         )
     kept = {norm: (norm.running_mean, norm.running_var, norm.track_running_stats) for norm in norms}
-    handles = [norm.register_forward_pre_hook(_forget, with_kwargs=True) for norm in norms]
-    handles += [norm.register_forward_hook(_remember(*kept[norm]), always_call=True) for norm in norms]
-    try:
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.enter_context(norm.register_forward_pre_hook(_forget, with_kwargs=True))
+            hooks.enter_context(norm.register_forward_hook(_remember(*kept[norm]), always_call=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def is_trained(norm: _NormBase) -> bool:

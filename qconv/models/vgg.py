@@ -34,6 +34,22 @@ class ConvBlock(nn.Module):
         return self.pool(self.act(self.bn(hidden)))
 
 
+class ImageSize(nn.Module):
+    """Passes images of one size on; a module of its own, so that the network's forward has no branch."""
+
+    def __init__(self, image_size: int) -> None:
+        super().__init__()
+        self.image_size = image_size
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, image_size, image_size), unchanged."""
+        if input.shape[-2:] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"input (of shape {tuple(input.shape)}) must have image_size (={self.image_size}) as height and width"
+            )
+        return input
+
+
 class VGG(nn.Module):
     """Six convolutions and one or two linear layers.
 
@@ -68,7 +84,7 @@ class VGG(nn.Module):
         check_at_least_one(in_channels=in_channels, num_classes=num_classes, image_size=image_size)
         if image_size % SHRINKS:
             raise ValueError(f"image_size (={image_size}) must be a multiple of {SHRINKS}")
-        self.image_size = image_size
+        self.size = ImageSize(image_size)
         blocks, channels = [], in_channels
         for index, width in enumerate(WIDTHS):
             blocks.append(ConvBlock(channels, width, pool=index % 2 == 1, pool_first=pool_first, act=activation))
@@ -86,11 +102,7 @@ class VGG(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, image_size, image_size) to (N, num_classes)."""
-        if input.shape[-2:] != (self.image_size, self.image_size):
-            raise ValueError(
-                f"input (of shape {tuple(input.shape)}) must have image_size (={self.image_size}) as height and width"
-            )
-        outputs = self.fc(self.hidden(self.blocks(input).flatten(1)))
+        outputs = self.fc(self.hidden(self.blocks(self.size(input)).flatten(1)))
         return outputs if self.norm is None else self.norm(outputs)
 
 

@@ -118,6 +118,8 @@ class _Fusing:
             elif not isinstance(operation, Take):  # which is stored only if something needs it so
                 given = operation.inputs[0]
                 self._read(given)
+                if place in self.folded:
+                    continue
                 kernel = Kernel(_passing(given, operation.channels, operation.origin), given)
                 if not self._extend(kernel, place):
                     raise NotFused(f"'{operation.origin}': {type(operation).__name__}")
@@ -185,23 +187,19 @@ class _Fusing:
         return Residual(base, rows, first)
 
     def _read(self, value: int) -> None:
-        """Make the value stored in the form that its operation gives."""
+        """Make the value stored in the form that its operation gives, or what follows it folded behind it."""
         operation = self.operations[value]
         if isinstance(operation, Quantize | Sign):
             return  # a kernel stores it already
         if value not in self.stored:
-            if not isinstance(operation, Take) or operation.first or operation.channels != self._channels(operation):
+            if not isinstance(operation, Take) or operation.first:
                 raise NotFused(f"'{operation.origin}': {type(operation).__name__}")
             self._read(operation.inputs[0])
-            window = Window(stride=operation.stride)
-            source = Maximum(
-                inputs=operation.inputs, channels=operation.channels, origin=operation.origin, window=window
-            )
+            given: dict[str, Any] = {"inputs": operation.inputs, "channels": operation.channels}
+            source = Maximum(**given, origin=operation.origin, window=Window(stride=operation.stride))
             self._start(Kernel(source, value))
-        self.stored[value].floats = True
-
-    def _channels(self, operation: Operation) -> int:
-        return self.operations[operation.inputs[0]].channels
+        if value in self.stored:
+            self.stored[value].floats = True
 
     def _coded(self, place: int, operation: Quantize | Sign) -> None:
         """Let the kernel that stores a value store its codes or signs, too; else a kernel of its own."""

@@ -76,7 +76,7 @@ class Distillation(nn.Module):
         if target.shape != logits.shape:
             raise ValueError(f"teacher gives {tuple(target.shape)} for logits {tuple(logits.shape)}: other classes")
         loss = self.share * self.temperature**2 * distribution_loss(logits, target, self.temperature)
-        return loss if self.share == 1 else loss + (1 - self.share) * F.cross_entropy(logits, labels)
+        return loss + (1 - self.share) * F.cross_entropy(logits, labels)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Distillation":
         self.teacher._apply(fn, recurse)  # it follows to the device

@@ -13,7 +13,6 @@ MODULES = (
     *("qconv.grad_deform", "qconv.optim", "qconv.distillation", "qconv.models", "qconv.data", "qconv.training"),
     *("qconv.training.losses", "qconv.training.schedules", "qconv.packed", "qconv.inference", "qconv.onnx"),
 )
-NOT_OURS = ("torch", "typing", "collections", "abc", "functools", "builtins", "math", "numbers", "pathlib", "types")
 
 
 def written(value: object) -> str:

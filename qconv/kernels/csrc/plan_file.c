@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 1 << 24, MOST_CODE = 1 << 20, MOST_EDGES = 255 };
+enum { MOST = 1 << 24, MOST_TAPS = 1 << 15, MOST_PADDING = 1 << 12, MOST_CODE = 1 << 20, MOST_EDGES = 255 };
 
 typedef struct {
     Program *program;
@@ -110,9 +110,9 @@ static int check_window(const Check *check, const Op *op, Size in, Size *out) {
     const int32_t least[] = {op->kh, op->kw, op->sh, op->sw, op->dh, op->dw};
     const int32_t pads[] = {op->top, op->left, op->bottom, op->right};
     for (int i = 0; i < 6; i++)
-        if (!within(check, "a number of the window", least[i], 1, 1 << 15)) return 0;
+        if (!within(check, "a number of the window", least[i], 1, MOST_TAPS)) return 0;
     for (int i = 0; i < 4; i++)
-        if (!within(check, "padding", pads[i], 0, 1 << 15)) return 0;
+        if (!within(check, "padding", pads[i], 0, MOST_PADDING)) return 0;
     if (!within(check, "ceil", op->ceil, 0, !is_conv(op))) return 0;
     out->h = places(check, "height", in.h, op->top, op->bottom, op->kh, op->sh, op->dh, op->ceil);
     if (out->h == 0) return 0;
@@ -233,7 +233,9 @@ static int check_op(Check *check, Op *op, Size image, Size *size) {
     if (!reads(check, "in", op->in, type)) return 0;
     const int32_t channels = check->program->values[op->in].channels;
     const Size in = check->program->value_size[op->in];
-    if (!is_conv(op) && op->cout != channels) return fail(check, "cout (=%d) must be that of its input (=%d)", op->cout, channels);
+    if (op->kind == MAXIMUM && op->cout < channels) return fail(check, "cout (=%d) must be at least that of its input (=%d)", op->cout, channels);
+    if (!is_conv(op) && op->kind != MAXIMUM && op->cout != channels)
+        return fail(check, "cout (=%d) must be that of its input (=%d)", op->cout, channels);
     *size = in;
     if (op->kind == OUTPUT) return ++check->outputs;
     if (op->kind == MEAN) {

@@ -100,21 +100,10 @@ class FiniteGuard(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Judge the batch."""
-        self._judge(trainer, f"epoch {trainer.current_epoch}, validation batch {batch_idx}")
+        part = "test" if trainer.testing else f"epoch {trainer.current_epoch}, validation"
+        self._judge(trainer, f"{part} batch {batch_idx}")
 
-    on_test_batch_start = on_validation_batch_start
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Judge the batch."""
-        self._judge(trainer, f"test batch {batch_idx}")
+    on_test_batch_start, on_test_batch_end = on_validation_batch_start, on_validation_batch_end
 
     def _hook(self, place: str):
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
