@@ -77,7 +77,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "ceil": (changed(STEM, ceil=1), r"ceil \(=1\) must be in 0 to 0"),
     "large": (
         changed(DEPTHWISE, **dict.fromkeys(("top", "left", "bottom", "right"), 1 << 12)),
-        "takes more than 1 GB for an image",
+        "takes more than 1 GB",
     ),
     "bits of a weight": (changed(STEM, weight_bits=8), r"weight_bits \(=8\) does not fit"),
     "weight": (changed(STEM, weight=1 << 40), r"op 1: weight, 2160 bytes at 1099511627776, must lie in"),

@@ -133,11 +133,9 @@ static Outs outs_of(const Plan *plan, const Step *s, const Run *run, int image) 
                    op->codes > 1 ? memory_of(plan, run, op->out_code[1], image) : NULL}};
 }
 
+LANE uint16_t first_of(int count) { return count >= LANES ? 0xffff : count <= 0 ? 0 : (uint16_t)((1 << count) - 1); }
 /* The lanes that are channels, of a vector from channel c on. */
-LANE uint16_t channels_from(const Op *op, int c) {
-    const int left = op->cout - c;
-    return left >= LANES ? 0xffff : (uint16_t)((1 << left) - 1);
-}
+LANE uint16_t channels_from(const Op *op, int c) { return first_of(op->cout - c); }
 
 typedef struct {
     F number, low, high;
@@ -317,13 +315,14 @@ static TARGET void pool(const Plan *plan, const Step *s, const Run *run, int ima
     const Outs outs = outs_of(plan, s, run, image);
     const char *in = inside(plan, run, op->in, image);
     const Finish then = finish_of(op);
+    const int cin = plan->program.values[op->in].channels; /* others are 0 */
     int start, stop;
     share_of(s->pixels, part, parts, &start, &stop);
     for (int q = start; q < stop; q++)
         for (int c = 0; c < op->cout; c += LANES) {
             const int y = q / s->out_w * op->sh - op->top, x = q % s->out_w * op->sw - op->left;
             float acc[LANES] __attribute__((aligned(64)));
-            f_store(acc, pooled(op, in + 4 * c, &plan->places[op->in], plan->program.value_size[op->in], y, x, channels_from(op, c)));
+            f_store(acc, pooled(op, in + 4 * c, &plan->places[op->in], plan->program.value_size[op->in], y, x, first_of(cin - c)));
             then(&outs, acc, q, 1, c, 1);
         }
 }
