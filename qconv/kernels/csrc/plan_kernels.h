@@ -84,7 +84,8 @@ LANE void tile(const int kind, const int P, const int NV, const Step *s, const c
         tile(SUM_##kind, P, NV, s, px, w, base, spread, out);                                                          \
     }
 #if VECTORS == 2
-#define TILES(kind) TILE(kind, 8, 1) TILE(kind, 8, 2) TILE(kind, 4, 1) TILE(kind, 4, 2) TILE(kind, 1, 1) TILE(kind, 1, 2)
+#define TILES(kind)                                                                                                    \
+    TILE(kind, 8, 1) TILE(kind, 8, 2) TILE(kind, 4, 1) TILE(kind, 4, 2) TILE(kind, 1, 1) TILE(kind, 1, 2)
 #define TABLE(kind) [SUM_##kind] = {{kind##_8_1, kind##_8_2}, {kind##_4_1, kind##_4_2}, {kind##_1_1, kind##_1_2}}
 static const int tile_pixels[3] = {8, 4, 1};
 #else
@@ -149,8 +150,17 @@ typedef struct {
 
 LANE Coder coder_of(const Outs *o, int k, int c) {
     const Op *op = o->s->op;
-    return (Coder){f_all(op->number[k]), f_all((float)op->low[k]), f_all((float)op->high[k]), i_all(op->out_zero[k]), op->form[k],
-                   o->s->table_step[k], o->s->table[k], o->s->table_codes[k], o->code[k] + c, o->s->code_at[k]};
+    const Step *s = o->s;
+    return (Coder){.number = f_all(op->number[k]),
+                   .low = f_all((float)op->low[k]),
+                   .high = f_all((float)op->high[k]),
+                   .zero = i_all(op->out_zero[k]),
+                   .form = op->form[k],
+                   .step = s->table_step[k],
+                   .edges = s->table[k],
+                   .codes = s->table_codes[k],
+                   .to = o->code[k] + c,
+                   .at = s->code_at[k]};
 }
 
 /* The codes at the numbers of edges that x reaches, by bisection. */
@@ -163,7 +173,7 @@ LANE I look_up(const Coder *coder, F x) {
     return i_gather(coder->codes, place);
 }
 
-/* Numbers are clamped before they are rounded, which is the same, as the ends are whole; NaN becomes the lowest code. */
+/* Numbers are clamped before they are rounded, which is the same, as the ends are whole; NaN becomes the lowest one. */
 LANE I code_of(const Coder *coder, F x) {
     if (coder->form == EDGES) return look_up(coder, x);
     const F z = coder->form == PRODUCT ? f_mul(x, coder->number) : f_div(x, coder->number);
@@ -179,10 +189,12 @@ LANE void encode(const Coder *coder, F x, int q, int left, const int is_whole) {
 enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, FINISHES = 16 };
 
 /* Of a vector of channels from c on. `is_whole`: all lanes are channels. */
-LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c, int next, const int flags, const int is_whole) {
+LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c, int next, const int flags,
+                        const int is_whole) {
     const Step *s = o->s;
     const Op *op = s->op;
-    const F low = f_all(op->clamp_low), high = f_all(op->clamp_high), scale = f_load(s->scale + c), bias = f_load(s->bias + c);
+    const F low = f_all(op->clamp_low), high = f_all(op->clamp_high);
+    const F scale = f_load(s->scale + c), bias = f_load(s->bias + c);
     const int left = op->cout - c, codes = op->codes;
     const uint16_t some = channels_from(op, c), has = flags & HAS_RESIDUAL ? s->res_has[c / LANES] : 0;
     F edge = f_zero(), before = edge, slope = edge, after = edge;
@@ -192,7 +204,11 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
     char *const f32 = o->f32, *const bits = o->bits;
     const int32_t *const res_at = s->res_at, *const f32_at = s->f32_at, *const bits_at = s->bits_at;
     if (flags & TO_BITS) edge = f_load(s->edges + c);
-    if (s->rprelu != NULL) before = f_load(s->rprelu + c), slope = f_load(s->rprelu + s->cpad + c), after = f_load(s->rprelu + 2 * s->cpad + c);
+    if (s->rprelu != NULL) {
+        before = f_load(s->rprelu + c);
+        slope = f_load(s->rprelu + s->cpad + c);
+        after = f_load(s->rprelu + 2 * s->cpad + c);
+    }
     if (flags & TO_CODES) first = coder_of(o, 0, c), second = coder_of(o, codes - 1, c);
     for (int p = 0; p < count; p++, q++, acc += next) {
         F x = f_add(f_mul(f_load(acc), scale), bias);
@@ -230,20 +246,27 @@ typedef void (*Finish)(const Outs *, const float *, int, int, int, int);
     static TARGET void finish_##n(const Outs *o, const float *acc, int q, int count, int channel, int nv) {            \
         finish(o, acc, q, count, channel, nv, n);                                                                      \
     }
-FINISH(0) FINISH(1) FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10) FINISH(11)
-FINISH(12) FINISH(13) FINISH(14) FINISH(15)
-static const Finish finishes[FINISHES] = {
-    finish_0, finish_1, finish_2,  finish_3,  finish_4,  finish_5,  finish_6,  finish_7,
-    finish_8, finish_9, finish_10, finish_11, finish_12, finish_13, finish_14, finish_15};
+FINISH(0) FINISH(1) FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10)
+FINISH(11) FINISH(12) FINISH(13) FINISH(14) FINISH(15)
+static const Finish finishes[FINISHES] = {finish_0,  finish_1,  finish_2,  finish_3,  finish_4,  finish_5,
+                                          finish_6,  finish_7,  finish_8,  finish_9,  finish_10, finish_11,
+                                          finish_12, finish_13, finish_14, finish_15};
 
 static Finish finish_of(const Op *op) {
-    return finishes[(op->residual >= 0 ? HAS_RESIDUAL : 0) | (op->out_f32 >= 0 ? TO_F32 : 0) | (op->codes ? TO_CODES : 0) |
-                    (op->out_bits >= 0 ? TO_BITS : 0)];
+    return finishes[(op->residual >= 0 ? HAS_RESIDUAL : 0) | (op->out_f32 >= 0 ? TO_F32 : 0) |
+                    (op->codes ? TO_CODES : 0) | (op->out_bits >= 0 ? TO_BITS : 0)];
 }
 
 /* ---- convolutions ---- */
+/* What the sums of a pixel start from, from a channel on. */
+INLINE const int32_t *base_of(const Step *s, int q, int channel) {
+    if (s->base == NULL) return NULL;
+    return s->base + (s->kind == NULL ? 0 : s->kind[q] * (int64_t)s->cpad) + channel;
+}
+
 /* Pixels start to stop - 1 of an image, for a block of channels. */
-static TARGET void convolve_block(const Step *s, const char *in, const Outs *outs, int block, int start, int stop, Finish then) {
+static TARGET void convolve_block(const Step *s, const char *in, const Outs *outs, int block, int start, int stop,
+                                  Finish then) {
     const int channel = block * s->nv * LANES, wide = s->sums == SUM_NIBBLES ? s->nv == 4 : s->nv == 2;
     const char *w = s->weight + block * s->block_bytes;
     const int32_t *spread = s->spread == NULL ? NULL : s->spread + channel;
@@ -257,7 +280,7 @@ static TARGET void convolve_block(const Step *s, const char *in, const Outs *out
         const int count = tile_pixels[size];
         for (int p = 0; p < count; p++) px[p] = in + s->in_at[q + p];
         for (int p = 0; p < count; p++)
-            base[p] = s->base == NULL ? NULL : s->base + (s->kind == NULL ? 0 : s->kind[q + p] * (int64_t)s->cpad) + channel;
+            base[p] = base_of(s, q + p, channel);
         tiles[s->sums][size][wide](s, px, w, base, spread, acc);
         then(outs, acc, q, count, channel, s->nv);
         q += count;
@@ -322,7 +345,8 @@ static TARGET void pool(const Plan *plan, const Step *s, const Run *run, int ima
         for (int c = 0; c < op->cout; c += LANES) {
             const int y = q / s->out_w * op->sh - op->top, x = q % s->out_w * op->sw - op->left;
             float acc[LANES] __attribute__((aligned(64)));
-            f_store(acc, pooled(op, in + 4 * c, &plan->places[op->in], plan->program.value_size[op->in], y, x, first_of(cin - c)));
+            f_store(acc, pooled(op, in + 4 * c, &plan->places[op->in], plan->program.value_size[op->in], y, x,
+                                first_of(cin - c)));
             then(&outs, acc, q, 1, c, 1);
         }
 }
@@ -360,7 +384,8 @@ static TARGET int has_odd(const float *x, int64_t count) {
 }
 
 /* A row of an image, (C, W) with strides, to (W, C). */
-static TARGET void copy_row(float *restrict to, const float *restrict from, int64_t channels, int64_t width, int64_t plane, int64_t next) {
+static TARGET void copy_row(float *restrict to, const float *restrict from, int64_t channels, int64_t width,
+                            int64_t plane, int64_t next) {
     if (plane == 1 && next == channels) {
         memcpy(to, from, (size_t)(width * channels) * 4);
     } else if (channels == 3 && next == 1) {
@@ -405,7 +430,7 @@ static TARGET void copy_output(const Plan *plan, const Step *s, const Run *run, 
         for (int64_t y = 0; y < size.h; y++)
             for (int64_t c = 0; c < channels; c++)
                 for (int64_t x = 0; x < size.w; x++)
-                    to[c * plane + y * size.w + x] = *(const UnitFloat *)(from + y * place->row + x * place->pixel + 4 * c);
+                    memcpy(to + c * plane + y * size.w + x, from + y * place->row + x * place->pixel + 4 * c, 4);
     }
 }
 

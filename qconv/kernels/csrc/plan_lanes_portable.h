@@ -1,4 +1,4 @@
-/* 16 lanes in C for any processor: the same results, bit for bit; compilers make vectors of the loops where they can. */
+/* 16 lanes in C for any processor: the same results, bit for bit. Compilers make vectors of the loops if they can. */
 #include <math.h>
 
 #define TARGET
@@ -46,7 +46,8 @@ LANE void i_bytes(void *to, I x) { EACH((uint8_t *)to)[l] = (uint8_t)x[l]; }
 LANE I i_dot(I sum, I codes, I weights) {
     const Codes x = (Codes)codes;
     const Weights w = (Weights)weights;
-    EACH sum[l] += x[4 * l] * w[4 * l] + x[4 * l + 1] * w[4 * l + 1] + x[4 * l + 2] * w[4 * l + 2] + x[4 * l + 3] * w[4 * l + 3];
+    EACH sum[l] += x[4 * l] * w[4 * l] + x[4 * l + 1] * w[4 * l + 1] + x[4 * l + 2] * w[4 * l + 2] +
+                   x[4 * l + 3] * w[4 * l + 3];
     return sum;
 }
 LANE I popcount(I v) {

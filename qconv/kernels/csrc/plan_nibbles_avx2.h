@@ -10,6 +10,9 @@ static const uint8_t differing[16][16] __attribute__((aligned(64))) = {
     ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7), ROW(8), ROW(9), ROW(10), ROW(11), ROW(12), ROW(13),
     ROW(14), ROW(15)};
 #undef ROW
+LANE __m256i table_of(unsigned bits) {
+    return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)differing[bits]));
+}
 enum { FLUSH_AFTER = 31 }; /* bytes of a pixel, each of which adds up to 8 */
 
 /* Bytes to the sums of 16 bits. */
@@ -28,7 +31,6 @@ LANE void copy_sums(const int P, const int M, __m256i (*to)[2], __m256i (*from)[
 /* Adds bytes u to stop - 1 of the pixels. */
 LANE void add_bytes(const int P, const int M, __m256i (*bytes)[2], const uint8_t *const *at, const char *w, int64_t u,
                     int64_t stop) {
-    const uint8_t *tables = differing[0];
     __m256i sums[4][2];
     copy_sums(P, M, sums, bytes);
 #pragma GCC unroll 1
@@ -36,12 +38,11 @@ LANE void add_bytes(const int P, const int M, __m256i (*bytes)[2], const uint8_t
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             const unsigned x = at[p][u];
-            const __m256i first = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(tables + (x << 4 & 0xf0))));
-            const __m256i second = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(tables + (x & 0xf0))));
+            const __m256i first = table_of(x & 15), second = table_of(x >> 4);
             for (int m = 0; m < M; m++) {
-                const __m256i low = _mm256_loadu_si256((const __m256i *)w + m), high = _mm256_loadu_si256((const __m256i *)w + M + m);
-                const __m256i both = _mm256_add_epi8(_mm256_shuffle_epi8(first, low), _mm256_shuffle_epi8(second, high));
-                sums[p][m] = _mm256_add_epi8(sums[p][m], both);
+                const __m256i low = _mm256_shuffle_epi8(first, _mm256_loadu_si256((const __m256i *)w + m));
+                const __m256i high = _mm256_shuffle_epi8(second, _mm256_loadu_si256((const __m256i *)w + M + m));
+                sums[p][m] = _mm256_add_epi8(sums[p][m], _mm256_add_epi8(low, high));
             }
         }
     }
@@ -79,7 +80,8 @@ LANE void nibble_tile(const int P, const int NV, AddBytes add, const Step *s, co
             flush(&bytes[p][m], sums[p][m]);
             for (int k = 0; k < 2; k++) {
                 const __m256i sum = sums[p][m][k];
-                const I counts = {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(sum)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(sum, 1))};
+                const I counts = {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(sum)),
+                                  _mm256_cvtepu16_epi32(_mm256_extracti128_si256(sum, 1))};
                 const int v = 2 * m + k;
                 f_store(out + (p * NV + v) * LANES, i_float(i_less_twice(i_load(base[p] + LANES * v), counts)));
             }
