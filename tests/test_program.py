@@ -1,6 +1,7 @@
 """Programs: what each operation means, the exact edges of quantizers, and plans in C that give the same bits."""
 
 import copy
+import ctypes
 import pickle
 import shutil
 import subprocess
@@ -151,6 +152,24 @@ def test_sums_of_floats_are_fused_in_order() -> None:
     assert conv.run(x).item() == 1
     swapped = ops.ConvFloats(inputs=(0,), channels=1, weight=weight.flip(1), window=Window())
     assert swapped.run(x.flip(1)).item() == 0  # the product is rounded to a float before the next sum
+
+
+def test_sums_near_midpoints_of_floats_are_rounded_once() -> None:
+    """Against the C library: sums of float64 that are rounded again are wrong where they end on a midpoint."""
+    fused = ctypes.CDLL(None).fmaf
+    fused.restype, fused.argtypes = ctypes.c_float, [ctypes.c_float] * 3
+    count = 400
+    a, c = 1 + torch.rand(count), (1 + torch.rand(count)) * 2.0 ** torch.randint(24, 32, (count,))
+    c *= torch.randint(0, 2, c.shape) * 2 - 1
+    b = 2.0 ** (c.abs().log2().floor() - 24) / a  # the product is about half of a unit of c in its last place
+    weight = torch.stack([c, b], 1)[..., None, None]
+    images = torch.stack([torch.ones(count), a], 1)[..., None, None]
+    found = ops.ConvFloats(inputs=(0,), channels=count, weight=weight, window=Window()).run(images).flatten(1)
+    pairs = list(zip(b.tolist(), c.tolist(), strict=True))
+    wanted = torch.tensor([[fused(x, *pair) for pair in pairs] for x in a.tolist()])
+    assert torch.equal(found, wanted)
+    twice = (a.double().unsqueeze(1) * b.double() + c.double()).float()
+    assert not torch.equal(twice, wanted)
 
 
 # Edges

@@ -1,6 +1,6 @@
 """What a shipped ResNet-20 and ResNet-18 cost, and whether they decide as trained: `latency.csv`, `agreement.csv`.
 
-    uv run experiments/deployment/run.py TREE RUNS [METHOD…]
+    uv run --with openvino==2026.4.1 experiments/deployment/run.py TREE RUNS [METHOD…]
 
 TREE holds CIFAR-10's images, ``test/<class>/*``; RUNS the folders of runs (README.md has the commands). A network
 without one is initialized, and sees training images for its batch norms. Rows that the files have already are kept.
@@ -43,6 +43,7 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "ResNet-18": (resnet18, "ResNet-18_{}-seed1"),
 }
 FLOAT = "ONNX Runtime, float"  # the others are compared with it
+INT8 = "ONNX Runtime, int8", "OpenVINO, int8"  # the float network, quantized after training by ONNX Runtime's tools
 BATCHES = 1, 64
 SECONDS = 6.0  # of measuring, for each network, method and batch
 TURN = 0.1  # seconds of each way
@@ -64,7 +65,7 @@ def main(tree: str, runs: str, *methods: str) -> None:
             if has_row(LATENCY, about) and has_row(AGREEMENT, about):
                 continue
             model, epochs = built(build, method, run, train)
-            ways, sizes = shipped(model, initialized(build, None, train), train)
+            ways, sizes = shipped(model, initialized(build, None, train), train, peers=method == "float")
             if not has_row(LATENCY, about):
                 append(LATENCY, about, latency(ways, sizes, test))
             if not has_row(AGREEMENT, about):
@@ -97,25 +98,65 @@ def initialized(
 
 
 @torch.no_grad()
-def shipped(model: nn.Module, twin: nn.Module, train: Tensor) -> tuple[Ways, dict[str, int]]:
-    """The ways to run a network, and the bytes of each; the float one is its `twin`."""
+def shipped(model: nn.Module, twin: nn.Module, train: Tensor, peers: bool) -> tuple[Ways, dict[str, int]]:
+    """The ways to run a network, and the bytes of each; the float one is its `twin`, which `peers` quantize, too."""
     ways: Ways = {"eager": model.to(memory_format=torch.channels_last)}  # pyright: ignore[reportCallIssue]
     sizes = {"eager": sum(each.numel() * 4 for each in model.parameters())}
     with TemporaryDirectory() as folder:
-        for name, source, options in (
-            (FLOAT, twin, {}),
-            ("ONNX Runtime", model, {}),
-            ("ONNX Runtime, rounded", model, {"round_outputs": True}),
+        for name, source, is_rounded in (
+            (FLOAT, twin, False),
+            ("ONNX Runtime", model, False),
+            ("ONNX Runtime, rounded", model, True),
         ):
-            path = Path(folder) / f"{len(ways)}.onnx"
-            qconv.export_onnx(source, path, train, **options)
+            path = Path(folder) / f"{len(ways) - 1}.onnx"
+            qconv.export_onnx(source, path, train, round_outputs=is_rounded)
             ways[name], sizes[name] = OnnxModel(path), path.stat().st_size
+        if peers:
+            path = quantized_by_onnx_runtime(Path(folder) / "0.onnx", train[:128])
+            for name, way in zip(INT8, (OnnxModel(path), of_openvino(path)), strict=True):
+                ways[name], sizes[name] = way, path.stat().st_size
         packed = Path(folder) / "model.safetensors"
         qconv.save_packed(model, packed)
         ways["qconv.freeze"], sizes["qconv.freeze"] = qconv.freeze(model), packed.stat().st_size
     torch._dynamo.reset()  # it compiles a class a few times only, and then leaves it eager
     ways["compile"], sizes["compile"] = torch.compile(model, dynamic=False), sizes["eager"]
     return ways, sizes
+
+
+def quantized_by_onnx_runtime(path: Path, images: Tensor) -> Path:
+    """The file of 8 bits that ONNX Runtime's own tools make of a float one, with a scale for each filter."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):
+        batches = iter(images.split(32))
+
+        def get_next(self) -> Any:
+            batch = next(self.batches, None)
+            return None if batch is None else {"input": batch.numpy()}
+
+    prepared, target = path.with_name("prepared.onnx"), path.with_name("int8.onnx")
+    quant_pre_process(str(path), str(prepared))
+    quantize_static(str(prepared), str(target), Reader(), per_channel=True, activation_type=QuantType.QUInt8)
+    return target
+
+
+def of_openvino(path: Path) -> Callable[[Tensor], Tensor]:
+    """An ONNX file in OpenVINO, with a plan for each batch size."""
+    import openvino  # pyright: ignore[reportMissingImports]  # not a dependency
+
+    core, requests = openvino.Core(), {}
+    read = core.read_model(path)
+
+    def run(input: Tensor) -> Tensor:
+        if input.shape not in requests:
+            network = read.clone()
+            network.reshape(list(input.shape))
+            options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+            requests[input.shape] = core.compile_model(network, "CPU", options).create_infer_request()
+        return torch.from_numpy(requests[input.shape].infer([input.contiguous().numpy()], share_inputs=True)[0])
+
+    return run
 
 
 @torch.no_grad()
@@ -184,7 +225,7 @@ def draw(rows: Rows, path: Path) -> None:
     """How many times as fast as the float network in ONNX Runtime."""
     import matplotlib.pyplot as plt
 
-    names = ["eager", "compile", "ONNX Runtime", "ONNX Runtime, rounded", "qconv.freeze"]
+    names = ["eager", "compile", "ONNX Runtime", "ONNX Runtime, rounded", *INT8, "qconv.freeze"]
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
     for row_axes, network in zip(axes, NETWORKS, strict=True):
         for axis, batch in zip(row_axes, BATCHES, strict=True):
@@ -194,8 +235,8 @@ def draw(rows: Rows, path: Path) -> None:
                     for row in rows
                     if (row["network"], row["way"], int(row["batch"])) == (network, name, batch)
                 }
-                places = [place + 0.16 * (index - 2) for place, method in enumerate(METHODS) if method in found]
-                axis.bar(places, [found[method] for method in METHODS if method in found], 0.16, label=name)
+                places = [place + 0.12 * (index - 3) for place, method in enumerate(METHODS) if method in found]
+                axis.bar(places, [found[method] for method in METHODS if method in found], 0.12, label=name)
             axis.axhline(1, color="0.4", linewidth=0.8)
             axis.set_xticks(range(len(METHODS)), list(METHODS), fontsize=8)
             axis.set_title(f"{network}, batch {batch}", fontsize=10)

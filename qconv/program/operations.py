@@ -125,7 +125,7 @@ class ConvFloats(_Conv):
             of_groups = tap.unflatten(1, (self.groups, inputs)).double()
             for c in range(inputs):  # the product of two floats is exact in float64
                 products = of_groups[:, :, c].repeat_interleave(outputs, 1) * of_tap[:, c].view(-1, 1, 1)
-                sums = (sums.double() + products).float()
+                sums = _fused_sum(products, sums)
         return sums
 
 
@@ -258,6 +258,22 @@ class Mean(Operation):
 
     def size(self, size: Size) -> Size:
         return 1, 1
+
+
+def _fused_sum(products: Tensor, floats: Tensor) -> Tensor:
+    """Return the sums of exact products in float64 and of floats, rounded once, to float32.
+
+    The sum in float64 is rounded to odd: its last bit is 1 if it is not exact. So the second rounding sees on which
+    side of a midpoint between two floats the exact sum lies (Boldo and Melquiond, 2008).
+    """
+    other = floats.double()
+    total = products + other
+    rest = total - products
+    error = (products - (total - rest)) + (other - rest)
+    bits = total.view(torch.int64)
+    towards = torch.where((error > 0) == (total > 0), 1, -1)
+    odd = torch.where((error != 0) & (bits % 2 == 0), bits + towards, bits)
+    return odd.view(torch.float64).float()
 
 
 def _per_channel(values: Tensor) -> Tensor:
