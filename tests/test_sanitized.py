@@ -27,9 +27,13 @@ def test_the_kernels_touch_no_memory_but_theirs(tmp_path: Path) -> None:
     codes = [compiler.wait() for compiler in compilers]
     assert not any(codes)
     link = "-shared", "-fsanitize=address,undefined"
-    subprocess.run(["cc", *link, *objects, "-ldl", "-o", str(library)], check=True)
+    subprocess.run(["cc", *link, *objects, "-ldl", "-lm", "-lpthread", "-o", str(library)], check=True)
     found = subprocess.run(["cc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
-    environment = {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0", "PATH": "/usr/bin:/bin"}
+    environment = {
+        "LD_PRELOAD": found.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "PATH": "/usr/bin:/bin",
+    }
     program = Path(__file__).with_name("sanitized.py")
     done = subprocess.run(
         [sys.executable, str(program), str(library)], env=environment, capture_output=True, text=True, check=False

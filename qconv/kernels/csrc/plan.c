@@ -1,8 +1,8 @@
 /* Opening, buffers, and the order of work.
  *
- * Two ways to share a call among threads. Few images: all threads take parts of one op after the other. Many images: each
- * thread takes groups of images and runs the whole program on them alone; early ops image by image, so that values stay
- * in its cache, late ops (`late`) on the whole group, so that large weights are read once.
+ * Two ways to share a call among threads. Few images: all threads take parts of one op after the other. Many images:
+ * each thread takes groups of images and runs the whole program on them alone; early ops image by image, so that values
+ * stay in its cache, late ops (`late`) on the whole group, so that large weights are read once.
  */
 #include "plan_steps.h"
 #include "plan_threads.h"
@@ -61,7 +61,8 @@ static int choose_kernels(Plan *plan, int isa) {
     return 1;
 }
 
-static int open_program(Plan *plan, const void *bytes, size_t count, int64_t height, int64_t width, char error[PLAN_MESSAGE]) {
+static int open_program(Plan *plan, const void *bytes, size_t count, int64_t height, int64_t width,
+                        char error[PLAN_MESSAGE]) {
     Program *program = &plan->program;
     if (!program_read(program, bytes, count, height, width, error) || !plan_place_values(plan, error)) return 0;
     plan->packed_bytes = 0;
@@ -237,17 +238,21 @@ static int64_t copy_value(const Plan *plan, const Arena *arena, int32_t value, c
     const Value *v = &plan->program.values[value];
     const Place *place = &plan->places[value];
     const Size size = plan->program.value_size[value];
-    const int64_t bytes = v->type == F32 ? 4 * (int64_t)v->channels : v->type == U8 ? v->channels : (v->channels + 7) / 8;
+    const int64_t bytes = v->type == F32  ? 4 * (int64_t)v->channels
+                          : v->type == U8 ? v->channels
+                                          : (v->channels + 7) / 8;
     for (int64_t y = 0; y < size.h && to != NULL; y++)
         for (int64_t x = 0; x < size.w; x++, to += bytes)
-            memcpy(to, arena->memory + place->at + (y + place->top) * place->row + (x + place->left) * place->pixel, (size_t)bytes);
+            memcpy(to, arena->memory + place->at + (y + place->top) * place->row + (x + place->left) * place->pixel,
+                   (size_t)bytes);
     return size.h * size.w * bytes;
 }
 
 int64_t plan_dump(Plan *plan, const float *input, const int64_t strides[4], int64_t index, void *out, int64_t room) {
     if (index < 0 || index >= plan->program.head.ops) return -1;
     const Op *op = &plan->program.ops[index];
-    const int32_t values[] = {op->out_f32, op->codes > 0 ? op->out_code[0] : -1, op->codes > 1 ? op->out_code[1] : -1, op->out_bits};
+    const int32_t values[] = {op->out_f32, op->codes > 0 ? op->out_code[0] : -1, op->codes > 1 ? op->out_code[1] : -1,
+                              op->out_bits};
     int64_t bytes = 0;
     if (op->kind == OUTPUT) return 0;
     for (int i = 0; i < 4; i++) bytes += copy_value(plan, NULL, values[i], NULL);

@@ -1,8 +1,8 @@
 /* Programs of frozen networks: a flat list of fused kernels over preallocated buffers.
  *
- * A file holds a head, values, ops and a blob of weights in their natural order (plan_file.h). It knows neither the size
- * of images nor the instruction set: opening works out sizes, memory and order for one size, and packs the weights.
- * Any threads may call with any plans at once. Needs no Python.
+ * A file holds a head, values, ops and a blob of weights in their natural order (plan_file.h). It knows neither the
+ * size of images nor the instruction set: opening works out sizes, memory and order for one size, and packs the
+ * weights. Any threads may call with any plans at once. Needs no Python.
  */
 #pragma once
 #include <stddef.h>
@@ -28,7 +28,7 @@ int plan_run(Plan *plan, const float *input, const int64_t strides[4], int64_t n
  * (from PLAN_FIRST_OUTPUT on). */
 int64_t plan_sizes(const Plan *plan, int64_t *sizes, int64_t room);
 
-/* For tests: runs one image up to an op, and copies what that op stores in natural order, (H, W, C): floats, codes, then
- * bits, those of a pixel in whole bytes. Returns their number; writes nothing where that is not `room`. Returns -1
+/* For tests: runs one image up to an op, and copies what that op stores in natural order, (H, W, C): floats, codes,
+ * then bits, those of a pixel in whole bytes. Returns their number; writes nothing where that is not `room`. Returns -1
  * where there is no such op, or memory was wanting. */
 int64_t plan_dump(Plan *plan, const float *input, const int64_t strides[4], int64_t op, void *out, int64_t room);

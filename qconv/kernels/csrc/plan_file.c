@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 1 << 24, MOST_CODE = 1 << 20, MOST_EDGES = 255 };
+enum { MOST = 1 << 24, MOST_TAPS = 1 << 15, MOST_PADDING = 1 << 12, MOST_CODE = 1 << 20, MOST_EDGES = 255 };
 
 typedef struct {
     Program *program;
@@ -76,8 +76,8 @@ static int writes(const Check *check, const char *name, int32_t value, int type,
     const Value *v = &program->values[value];
     if (check->written[value]) return fail(check, "%s (=%d) is written twice", name, value);
     if (v->type != type || v->channels != channels)
-        return fail(check, "%s (=%d) is of type %d with %d channels, not of %d with %d", name, value, v->type, v->channels,
-                    type, channels);
+        return fail(check, "%s (=%d) is of type %d with %d channels, not of %d with %d", name, value, v->type,
+                    v->channels, type, channels);
     check->written[value] = 1;
     program->value_size[value] = size;
     return 1;
@@ -110,9 +110,9 @@ static int check_window(const Check *check, const Op *op, Size in, Size *out) {
     const int32_t least[] = {op->kh, op->kw, op->sh, op->sw, op->dh, op->dw};
     const int32_t pads[] = {op->top, op->left, op->bottom, op->right};
     for (int i = 0; i < 6; i++)
-        if (!within(check, "a number of the window", least[i], 1, 1 << 15)) return 0;
+        if (!within(check, "a number of the window", least[i], 1, MOST_TAPS)) return 0;
     for (int i = 0; i < 4; i++)
-        if (!within(check, "padding", pads[i], 0, 1 << 15)) return 0;
+        if (!within(check, "padding", pads[i], 0, MOST_PADDING)) return 0;
     if (!within(check, "ceil", op->ceil, 0, !is_conv(op))) return 0;
     out->h = places(check, "height", in.h, op->top, op->bottom, op->kh, op->sh, op->dh, op->ceil);
     if (out->h == 0) return 0;
@@ -167,15 +167,16 @@ static int check_residual(const Check *check, const Op *op, Size size) {
         return 0;
     const Size from = check->program->value_size[op->residual];
     if ((size.h - 1) * (int64_t)op->res_stride < from.h && (size.w - 1) * (int64_t)op->res_stride < from.w) return 1;
-    return fail(check, "a residual of %d x %d has no pixel for each of %d x %d at stride %d", from.h, from.w, size.h, size.w,
-                op->res_stride);
+    return fail(check, "a residual of %d x %d has no pixel for each of %d x %d at stride %d", from.h, from.w, size.h,
+                size.w, op->res_stride);
 }
 
 static int check_table(const Check *check, int64_t at) {
     int32_t count;
     if (!in_blob(check, "table", at, 4)) return 0;
     memcpy(&count, check->program->blob + at, 4);
-    if (!within(check, "edges of a table", count, 0, MOST_EDGES) || !in_blob(check, "table", at, 4 + 5 * count + 1)) return 0;
+    if (!within(check, "edges of a table", count, 0, MOST_EDGES) || !in_blob(check, "table", at, 4 + 5 * count + 1))
+        return 0;
     float before = -INFINITY, edge;
     for (int i = 0; i < count; i++, before = edge) {
         memcpy(&edge, check->program->blob + at + 4 + 4 * i, 4);
@@ -189,8 +190,10 @@ static int check_code(const Check *check, const Op *op, int k, Size size) {
         !within(check, "form", op->form[k], 0, FORMS - 1))
         return 0;
     if (op->form[k] == EDGES) return check_table(check, op->table[k]);
-    if (!isfinite(op->number[k]) || op->number[k] == 0) return fail(check, "a number of codes must be finite and not 0");
-    if (!within(check, "low", op->low[k], -MOST_CODE, MOST_CODE) || !within(check, "high", op->high[k], op->low[k], MOST_CODE) ||
+    if (!isfinite(op->number[k]) || op->number[k] == 0)
+        return fail(check, "a number of codes must be finite and not 0");
+    if (!within(check, "low", op->low[k], -MOST_CODE, MOST_CODE) ||
+        !within(check, "high", op->high[k], op->low[k], MOST_CODE) ||
         !within(check, "out_zero", op->out_zero[k], -MOST_CODE, MOST_CODE))
         return 0;
     return within(check, "the lowest code", op->low[k] + op->out_zero[k], 0, 255) &&
@@ -200,7 +203,8 @@ static int check_code(const Check *check, const Op *op, int k, Size size) {
 static int check_epilogue(const Check *check, const Op *op, Size size) {
     const int64_t cout = op->cout;
     if ((op->scale == -1) != (op->bias == -1)) return fail(check, "scale and bias must both be there, or none");
-    if (op->scale != -1 && (!floats_in_blob(check, "scale", op->scale, cout) || !floats_in_blob(check, "bias", op->bias, cout)))
+    if (op->scale != -1 &&
+        (!floats_in_blob(check, "scale", op->scale, cout) || !floats_in_blob(check, "bias", op->bias, cout)))
         return 0;
     if (op->rprelu != -1 && !floats_in_blob(check, "rprelu", op->rprelu, 3 * cout)) return 0;
     if (!(op->clamp_low <= op->clamp_high)) return fail(check, "the clamp's low must be at most its high");
@@ -211,7 +215,8 @@ static int check_epilogue(const Check *check, const Op *op, Size size) {
     for (int k = 0; k < op->codes; k++)
         if (!check_code(check, op, k, size)) return 0;
     if (op->out_bits == -1) return 1;
-    return floats_in_blob(check, "edges", op->edges, cout) && writes(check, "out_bits", op->out_bits, BITS, op->cout, size);
+    return floats_in_blob(check, "edges", op->edges, cout) &&
+           writes(check, "out_bits", op->out_bits, BITS, op->cout, size);
 }
 
 /* ---- ops ---- */
@@ -233,7 +238,8 @@ static int check_op(Check *check, Op *op, Size image, Size *size) {
     if (!reads(check, "in", op->in, type)) return 0;
     const int32_t channels = check->program->values[op->in].channels;
     const Size in = check->program->value_size[op->in];
-    if (op->kind == MAXIMUM && op->cout < channels) return fail(check, "cout (=%d) must be at least that of its input (=%d)", op->cout, channels);
+    if (op->kind == MAXIMUM && op->cout < channels)
+        return fail(check, "cout (=%d) must be at least that of its input (=%d)", op->cout, channels);
     if (!is_conv(op) && op->kind != MAXIMUM && op->cout != channels)
         return fail(check, "cout (=%d) must be that of its input (=%d)", op->cout, channels);
     *size = in;
@@ -265,7 +271,8 @@ static int check_ops(Check *check, Size image) {
     check->op = -1;
     for (int i = 0; i < head->values; i++)
         if (!check->written[i]) return fail(check, "value %d is never written", i);
-    return check->outputs == head->outputs || fail(check, "outputs (=%d), but there are %d", head->outputs, check->outputs);
+    return check->outputs == head->outputs ||
+           fail(check, "outputs (=%d), but there are %d", head->outputs, check->outputs);
 }
 
 static int check_head(const Check *check, size_t count, int64_t height, int64_t width) {
@@ -273,12 +280,15 @@ static int check_head(const Check *check, size_t count, int64_t height, int64_t 
     if (head->magic != MAGIC) return fail(check, "not the file of a program");
     if (head->version != VERSION) return fail(check, "version (=%d) must be %d", head->version, VERSION);
     if (!within(check, "values", head->values, 1, MOST) || !within(check, "ops", head->ops, 1, MOST) ||
-        !within(check, "in_channels", head->in_channels, 1, MOST) || !within(check, "outputs", head->outputs, 1, MOST) ||
-        !within(check, "guard", head->guard, 0, 1) || !within(check, "blob_bytes", head->blob_bytes, 0, (int64_t)1 << 48) ||
+        !within(check, "in_channels", head->in_channels, 1, MOST) ||
+        !within(check, "outputs", head->outputs, 1, MOST) || !within(check, "guard", head->guard, 0, 1) ||
+        !within(check, "blob_bytes", head->blob_bytes, 0, (int64_t)1 << 48) ||
         !within(check, "height", height, 1, MOST) || !within(check, "width", width, 1, MOST))
         return 0;
-    const int64_t wanted = (int64_t)sizeof(Head) + head->values * (int64_t)sizeof(Value) + head->ops * (int64_t)sizeof(Op) + head->blob_bytes;
-    return (int64_t)count == wanted || fail(check, "the file has %zu bytes, and should have %lld", count, (long long)wanted);
+    const int64_t wanted = (int64_t)sizeof(Head) + head->values * (int64_t)sizeof(Value) +
+                           head->ops * (int64_t)sizeof(Op) + head->blob_bytes;
+    return (int64_t)count == wanted ||
+           fail(check, "the file has %zu bytes, and should have %lld", count, (long long)wanted);
 }
 
 int program_read(Program *program, const void *bytes, size_t count, int64_t height, int64_t width,

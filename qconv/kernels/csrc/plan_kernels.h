@@ -12,45 +12,49 @@ typedef float UnitFloat __attribute__((may_alias, aligned(1)));
 typedef uint16_t Half __attribute__((may_alias, aligned(1)));
 typedef void (*Tile)(const Step *, const char *const *, const char *, const int32_t *const *, const int32_t *, float *);
 
-/* The sums of `kind` after one more unit, from a pixel at x, for the vector v of the weights at w. */
-LANE I add_unit(const int kind, I sum, const char *x, const char *w, int v, const int NV, I index) {
-    const I k = i_load(w + 64 * v);
+/* Whole sums after one more unit, from a pixel at x, for the vector v of the weights at w. */
+LANE I add_whole(const int kind, I sum, const char *x, const char *w, int v, const int NV) {
+    const I unit = i_all(*(const Unit *)x);
     switch (kind) {
-    case SUM_CODES: return i_dot(sum, i_all(*(const Unit *)x), k);
-    case SUM_BITS: return i_count(sum, i_all(*(const Unit *)x), k);
-    case SUM_MASKED: return i_count_of(sum, i_all(*(const Unit *)x), k, i_load(w + 64 * (NV + v)));
-    case SUM_FLOATS: return i_bits(f_fma(f_all(*(const UnitFloat *)x), f_bits(k), f_bits(sum)));
-    case SUM_SPREAD: return i_bits(f_fma(f_gather(x, index), f_bits(k), f_bits(sum)));
-    case SUM_DEEP: return i_bits(f_fma(f_load(x + 64 * v), f_bits(k), f_bits(sum)));
+    case SUM_BITS: return i_count(sum, unit, i_load(w + 64 * v));
+    case SUM_MASKED: return i_count_of(sum, unit, i_load(w + 64 * v), i_load(w + 64 * (NV + v)));
 #if defined(HAS_CODES_4)
-    case SUM_CODES_4: return i_dot(sum, i_all(*(const Unit *)x), v ? i_high(i_load(w)) : i_low(i_load(w)));
+    case SUM_CODES_4: return i_dot(sum, unit, v ? i_high(i_load(w)) : i_low(i_load(w)));
 #endif
 #if defined(HAS_VNNI)
-    case SUM_CODES_VNNI: return i_dot_vnni(sum, i_all(*(const Unit *)x), k);
+    case SUM_CODES_VNNI: return i_dot_vnni(sum, unit, i_load(w + 64 * v));
 #endif
+    default: return i_dot(sum, unit, i_load(w + 64 * v));
     }
-    return sum;
 }
 
-/* What a sum is as a float. */
-LANE F finish_sum(const int kind, I sum, const int32_t *base) {
+LANE F add_floats(const int kind, F sum, const char *x, const char *w, int v, const int32_t *spread) {
+    const F k = f_load(w + 64 * v);
     switch (kind) {
-    case SUM_FLOATS: case SUM_SPREAD: case SUM_DEEP: return f_bits(sum);
-    case SUM_BITS: case SUM_MASKED: return i_float(i_less_twice(i_load(base), sum));
-#if defined(HAS_CODES_4)
-    case SUM_CODES_4: sum = i_sixteenth(sum);
-#endif
+    case SUM_SPREAD: return f_fma(f_gather(x, i_load(spread + LANES * v)), k, sum);
+    case SUM_DEEP: return f_fma(f_load(x + 64 * v), k, sum);
+    default: return f_fma(f_all(*(const UnitFloat *)x), k, sum);
     }
+}
+
+/* What a whole sum is as a float. */
+LANE F finish_whole(const int kind, I sum, const int32_t *base) {
+    if (kind == SUM_BITS || kind == SUM_MASKED) return i_float(i_less_twice(i_load(base), sum));
+#if defined(HAS_CODES_4)
+    if (kind == SUM_CODES_4) sum = i_sixteenth(sum);
+#endif
     return i_float(base == NULL ? sum : i_add(sum, i_load(base)));
 }
 
 /* Of P pixels; `spread`: see Step. */
 LANE void tile(const int kind, const int P, const int NV, const Step *s, const char *const *px, const char *w,
                const int32_t *const *base, const int32_t *spread, float *out) {
+    const int are_floats = kind == SUM_FLOATS || kind == SUM_SPREAD || kind == SUM_DEEP;
     const int bytes = kind == SUM_MASKED ? 128 * NV : kind == SUM_CODES_4 ? 32 * NV : 64 * NV;
     I sums[PIXELS][VECTORS];
+    F floats[PIXELS][VECTORS];
     for (int p = 0; p < P; p++)
-        for (int v = 0; v < NV; v++) sums[p][v] = i_zero();
+        for (int v = 0; v < NV; v++) sums[p][v] = i_zero(), floats[p][v] = f_zero();
     const int64_t rows = s->rows, run = s->run;
     for (int64_t r = 0; r < rows; r++) {
         const char *at[PIXELS];
@@ -58,14 +62,20 @@ LANE void tile(const int kind, const int P, const int NV, const Step *s, const c
         int64_t u = 0;
         do {
             for (int p = 0; p < P; p++)
-                for (int v = 0; v < NV; v++)
-                    sums[p][v] = add_unit(kind, sums[p][v], at[p] + 4 * u, w, v, NV, kind == SUM_SPREAD ? i_load(spread + LANES * v) : i_zero());
+                for (int v = 0; v < NV; v++) {
+                    if (are_floats)
+                        floats[p][v] = add_floats(kind, floats[p][v], at[p] + 4 * u, w, v, spread);
+                    else
+                        sums[p][v] = add_whole(kind, sums[p][v], at[p] + 4 * u, w, v, NV);
+                }
             w += bytes;
         } while (++u < run);
     }
     for (int p = 0; p < P; p++)
-        for (int v = 0; v < NV; v++)
-            f_store(out + (p * NV + v) * LANES, finish_sum(kind, sums[p][v], base[p] == NULL ? NULL : base[p] + LANES * v));
+        for (int v = 0; v < NV; v++) {
+            const int32_t *from = base[p] == NULL ? NULL : base[p] + LANES * v;
+            f_store(out + (p * NV + v) * LANES, are_floats ? floats[p][v] : finish_whole(kind, sums[p][v], from));
+        }
 }
 
 #define TILE(kind, P, NV)                                                                                              \
@@ -74,7 +84,8 @@ LANE void tile(const int kind, const int P, const int NV, const Step *s, const c
         tile(SUM_##kind, P, NV, s, px, w, base, spread, out);                                                          \
     }
 #if VECTORS == 2
-#define TILES(kind) TILE(kind, 8, 1) TILE(kind, 8, 2) TILE(kind, 4, 1) TILE(kind, 4, 2) TILE(kind, 1, 1) TILE(kind, 1, 2)
+#define TILES(kind)                                                                                                    \
+    TILE(kind, 8, 1) TILE(kind, 8, 2) TILE(kind, 4, 1) TILE(kind, 4, 2) TILE(kind, 1, 1) TILE(kind, 1, 2)
 #define TABLE(kind) [SUM_##kind] = {{kind##_8_1, kind##_8_2}, {kind##_4_1, kind##_4_2}, {kind##_1_1, kind##_1_2}}
 static const int tile_pixels[3] = {8, 4, 1};
 #else
@@ -123,8 +134,8 @@ static Outs outs_of(const Plan *plan, const Step *s, const Run *run, int image) 
                    op->codes > 1 ? memory_of(plan, run, op->out_code[1], image) : NULL}};
 }
 
-/* The lanes that are channels, of a vector from channel c on. */
 LANE uint16_t first_of(int count) { return count >= LANES ? 0xffff : count <= 0 ? 0 : (uint16_t)((1 << count) - 1); }
+/* The lanes that are channels, of a vector from channel c on. */
 LANE uint16_t channels_from(const Op *op, int c) { return first_of(op->cout - c); }
 
 typedef struct {
@@ -139,8 +150,17 @@ typedef struct {
 
 LANE Coder coder_of(const Outs *o, int k, int c) {
     const Op *op = o->s->op;
-    return (Coder){f_all(op->number[k]), f_all((float)op->low[k]), f_all((float)op->high[k]), i_all(op->out_zero[k]), op->form[k],
-                   o->s->table_step[k], o->s->table[k], o->s->table_codes[k], o->code[k] + c, o->s->code_at[k]};
+    const Step *s = o->s;
+    return (Coder){.number = f_all(op->number[k]),
+                   .low = f_all((float)op->low[k]),
+                   .high = f_all((float)op->high[k]),
+                   .zero = i_all(op->out_zero[k]),
+                   .form = op->form[k],
+                   .step = s->table_step[k],
+                   .edges = s->table[k],
+                   .codes = s->table_codes[k],
+                   .to = o->code[k] + c,
+                   .at = s->code_at[k]};
 }
 
 /* The codes at the numbers of edges that x reaches, by bisection. */
@@ -153,7 +173,7 @@ LANE I look_up(const Coder *coder, F x) {
     return i_gather(coder->codes, place);
 }
 
-/* Numbers are clamped before they are rounded, which is the same, as the ends are whole; NaN becomes the lowest code. */
+/* Numbers are clamped before they are rounded, which is the same, as the ends are whole; NaN becomes the lowest one. */
 LANE I code_of(const Coder *coder, F x) {
     if (coder->form == EDGES) return look_up(coder, x);
     const F z = coder->form == PRODUCT ? f_mul(x, coder->number) : f_div(x, coder->number);
@@ -169,28 +189,35 @@ LANE void encode(const Coder *coder, F x, int q, int left, const int is_whole) {
 enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, FINISHES = 16 };
 
 /* Of a vector of channels from c on. `is_whole`: all lanes are channels. */
-LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c, int next, const int flags, const int is_whole) {
+LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c, int next, const int flags,
+                        const int is_whole) {
     const Step *s = o->s;
     const Op *op = s->op;
-    const F low = f_all(op->clamp_low), high = f_all(op->clamp_high), scale = f_load(s->scale + c), bias = f_load(s->bias + c);
+    const F low = f_all(op->clamp_low), high = f_all(op->clamp_high);
+    const F scale = f_load(s->scale + c), bias = f_load(s->bias + c);
     const int left = op->cout - c, codes = op->codes;
     const uint16_t some = channels_from(op, c), has = flags & HAS_RESIDUAL ? s->res_has[c / LANES] : 0;
     F edge = f_zero(), before = edge, slope = edge, after = edge;
     Coder first = {0}, second = {0};
-    const char *const res = flags & HAS_RESIDUAL ? o->res + 4 * (int64_t)(c - op->res_first) : NULL;
-    char *const f32 = o->f32 + 4 * (int64_t)c, *const bits = o->bits + c / 8;
+    const int64_t res_c = 4 * ((int64_t)c - op->res_first), f32_c = 4 * (int64_t)c, bits_c = c / 8;
+    const char *const res = o->res;
+    char *const f32 = o->f32, *const bits = o->bits;
     const int32_t *const res_at = s->res_at, *const f32_at = s->f32_at, *const bits_at = s->bits_at;
     if (flags & TO_BITS) edge = f_load(s->edges + c);
-    if (s->rprelu != NULL) before = f_load(s->rprelu + c), slope = f_load(s->rprelu + s->cpad + c), after = f_load(s->rprelu + 2 * s->cpad + c);
+    if (s->rprelu != NULL) {
+        before = f_load(s->rprelu + c);
+        slope = f_load(s->rprelu + s->cpad + c);
+        after = f_load(s->rprelu + 2 * s->cpad + c);
+    }
     if (flags & TO_CODES) first = coder_of(o, 0, c), second = coder_of(o, codes - 1, c);
     for (int p = 0; p < count; p++, q++, acc += next) {
         F x = f_add(f_mul(f_load(acc), scale), bias);
-        if (flags & HAS_RESIDUAL) x = f_add(x, f_some(res + res_at[q], has));
+        if (flags & HAS_RESIDUAL) x = f_add(x, f_some(res + (res_at[q] + res_c), has));
         if (s->rprelu != NULL) x = f_add(f_sloped(f_add(x, before), slope), after);
         x = f_min(high, f_max(low, x)); /* NaN stays */
-        if (flags & TO_F32 && is_whole) f_store(f32 + f32_at[q], x);
-        if (flags & TO_F32 && !is_whole) f_store_some(f32 + f32_at[q], x, some);
-        if (flags & TO_BITS) *(Half *)(bits + bits_at[q]) = f_below(x, edge) & some;
+        if (flags & TO_F32 && is_whole) f_store(f32 + (f32_at[q] + f32_c), x);
+        if (flags & TO_F32 && !is_whole) f_store_some(f32 + (f32_at[q] + f32_c), x, some);
+        if (flags & TO_BITS) *(Half *)(bits + (bits_at[q] + bits_c)) = f_below(x, edge) & some;
         if (flags & TO_CODES) {
             encode(&first, x, q, left, is_whole);
             if (codes > 1) encode(&second, x, q, left, is_whole);
@@ -219,20 +246,27 @@ typedef void (*Finish)(const Outs *, const float *, int, int, int, int);
     static TARGET void finish_##n(const Outs *o, const float *acc, int q, int count, int channel, int nv) {            \
         finish(o, acc, q, count, channel, nv, n);                                                                      \
     }
-FINISH(0) FINISH(1) FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10) FINISH(11)
-FINISH(12) FINISH(13) FINISH(14) FINISH(15)
-static const Finish finishes[FINISHES] = {
-    finish_0, finish_1, finish_2,  finish_3,  finish_4,  finish_5,  finish_6,  finish_7,
-    finish_8, finish_9, finish_10, finish_11, finish_12, finish_13, finish_14, finish_15};
+FINISH(0) FINISH(1) FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10)
+FINISH(11) FINISH(12) FINISH(13) FINISH(14) FINISH(15)
+static const Finish finishes[FINISHES] = {finish_0,  finish_1,  finish_2,  finish_3,  finish_4,  finish_5,
+                                          finish_6,  finish_7,  finish_8,  finish_9,  finish_10, finish_11,
+                                          finish_12, finish_13, finish_14, finish_15};
 
 static Finish finish_of(const Op *op) {
-    return finishes[(op->residual >= 0 ? HAS_RESIDUAL : 0) | (op->out_f32 >= 0 ? TO_F32 : 0) | (op->codes ? TO_CODES : 0) |
-                    (op->out_bits >= 0 ? TO_BITS : 0)];
+    return finishes[(op->residual >= 0 ? HAS_RESIDUAL : 0) | (op->out_f32 >= 0 ? TO_F32 : 0) |
+                    (op->codes ? TO_CODES : 0) | (op->out_bits >= 0 ? TO_BITS : 0)];
 }
 
 /* ---- convolutions ---- */
+/* What the sums of a pixel start from, from a channel on. */
+INLINE const int32_t *base_of(const Step *s, int q, int channel) {
+    if (s->base == NULL) return NULL;
+    return s->base + (s->kind == NULL ? 0 : s->kind[q] * (int64_t)s->cpad) + channel;
+}
+
 /* Pixels start to stop - 1 of an image, for a block of channels. */
-static TARGET void convolve_block(const Step *s, const char *in, const Outs *outs, int block, int start, int stop, Finish then) {
+static TARGET void convolve_block(const Step *s, const char *in, const Outs *outs, int block, int start, int stop,
+                                  Finish then) {
     const int channel = block * s->nv * LANES, wide = s->sums == SUM_NIBBLES ? s->nv == 4 : s->nv == 2;
     const char *w = s->weight + block * s->block_bytes;
     const int32_t *spread = s->spread == NULL ? NULL : s->spread + channel;
@@ -246,7 +280,7 @@ static TARGET void convolve_block(const Step *s, const char *in, const Outs *out
         const int count = tile_pixels[size];
         for (int p = 0; p < count; p++) px[p] = in + s->in_at[q + p];
         for (int p = 0; p < count; p++)
-            base[p] = s->base == NULL ? NULL : s->base + (s->kind == NULL ? 0 : s->kind[q + p] * (int64_t)s->cpad) + channel;
+            base[p] = base_of(s, q + p, channel);
         tiles[s->sums][size][wide](s, px, w, base, spread, acc);
         then(outs, acc, q, count, channel, s->nv);
         q += count;
@@ -311,7 +345,8 @@ static TARGET void pool(const Plan *plan, const Step *s, const Run *run, int ima
         for (int c = 0; c < op->cout; c += LANES) {
             const int y = q / s->out_w * op->sh - op->top, x = q % s->out_w * op->sw - op->left;
             float acc[LANES] __attribute__((aligned(64)));
-            f_store(acc, pooled(op, in + 4 * c, &plan->places[op->in], plan->program.value_size[op->in], y, x, first_of(cin - c)));
+            f_store(acc, pooled(op, in + 4 * c, &plan->places[op->in], plan->program.value_size[op->in], y, x,
+                                first_of(cin - c)));
             then(&outs, acc, q, 1, c, 1);
         }
 }
@@ -349,7 +384,8 @@ static TARGET int has_odd(const float *x, int64_t count) {
 }
 
 /* A row of an image, (C, W) with strides, to (W, C). */
-static TARGET void copy_row(float *restrict to, const float *restrict from, int64_t channels, int64_t width, int64_t plane, int64_t next) {
+static TARGET void copy_row(float *restrict to, const float *restrict from, int64_t channels, int64_t width,
+                            int64_t plane, int64_t next) {
     if (plane == 1 && next == channels) {
         memcpy(to, from, (size_t)(width * channels) * 4);
     } else if (channels == 3 && next == 1) {
@@ -394,7 +430,7 @@ static TARGET void copy_output(const Plan *plan, const Step *s, const Run *run, 
         for (int64_t y = 0; y < size.h; y++)
             for (int64_t c = 0; c < channels; c++)
                 for (int64_t x = 0; x < size.w; x++)
-                    to[c * plane + y * size.w + x] = *(const UnitFloat *)(from + y * place->row + x * place->pixel + 4 * c);
+                    memcpy(to + c * plane + y * size.w + x, from + y * place->row + x * place->pixel + 4 * c, 4);
     }
 }
 

@@ -22,9 +22,12 @@ LANE F f_zero(void) { return f_all(0); }
 LANE F f_load(const void *from) { return F_EACH(_mm256_loadu_ps(from), _mm256_loadu_ps((const float *)from + 8)); }
 LANE F f_some(const void *from, uint16_t some) { /* 0 elsewhere */
     if (some == 0xffff) return f_load(from);
-    return F_EACH(_mm256_maskload_ps(from, some_of(some, 0)), _mm256_maskload_ps((const float *)from + 8, some_of(some, 8)));
+    return F_EACH(_mm256_maskload_ps(from, some_of(some, 0)),
+                  _mm256_maskload_ps((const float *)from + 8, some_of(some, 8)));
 }
-LANE F f_gather(const void *from, I at) { return F_EACH(_mm256_i32gather_ps(from, at.a, 1), _mm256_i32gather_ps(from, at.b, 1)); }
+LANE F f_gather(const void *from, I at) {
+    return F_EACH(_mm256_i32gather_ps(from, at.a, 1), _mm256_i32gather_ps(from, at.b, 1));
+}
 LANE void f_store(void *to, F x) {
     _mm256_storeu_ps(to, x.a);
     _mm256_storeu_ps((float *)to + 8, x.b);
@@ -37,10 +40,13 @@ LANE F f_add(F a, F b) { return F_EACH(_mm256_add_ps(a.a, b.a), _mm256_add_ps(a.
 LANE F f_mul(F a, F b) { return F_EACH(_mm256_mul_ps(a.a, b.a), _mm256_mul_ps(a.b, b.b)); }
 LANE F f_div(F a, F b) { return F_EACH(_mm256_div_ps(a.a, b.a), _mm256_div_ps(a.b, b.b)); }
 LANE F f_fma(F a, F b, F c) { return F_EACH(_mm256_fmadd_ps(a.a, b.a, c.a), _mm256_fmadd_ps(a.b, b.b, c.b)); }
-LANE F f_max(F a, F b) { return F_EACH(_mm256_max_ps(a.a, b.a), _mm256_max_ps(a.b, b.b)); } /* b where one is NaN, or both are 0 */
+/* b where one is NaN, or both are 0 */
+LANE F f_max(F a, F b) { return F_EACH(_mm256_max_ps(a.a, b.a), _mm256_max_ps(a.b, b.b)); }
 LANE F f_min(F a, F b) { return F_EACH(_mm256_min_ps(a.a, b.a), _mm256_min_ps(a.b, b.b)); }
 #define F_COMPARE(x, y, how) F_EACH(_mm256_cmp_ps(x.a, y.a, how), _mm256_cmp_ps(x.b, y.b, how))
-LANE F f_where(F mask, F yes, F no) { return F_EACH(_mm256_blendv_ps(no.a, yes.a, mask.a), _mm256_blendv_ps(no.b, yes.b, mask.b)); }
+LANE F f_where(F mask, F yes, F no) {
+    return F_EACH(_mm256_blendv_ps(no.a, yes.a, mask.a), _mm256_blendv_ps(no.b, yes.b, mask.b));
+}
 LANE uint16_t f_below(F a, F b) {
     const F below = F_COMPARE(a, b, _CMP_LT_OQ);
     return (uint16_t)(_mm256_movemask_ps(below.a) | _mm256_movemask_ps(below.b) << 8);
@@ -50,15 +56,18 @@ LANE F f_sloped(F x, F slope) { /* x * slope where x is not above 0 */
     return f_where(F_COMPARE(x, zero, _CMP_LE_OQ), f_mul(x, slope), x);
 }
 LANE F f_or_nan_of(F x, F nan) { return f_where(F_COMPARE(nan, nan, _CMP_UNORD_Q), nan, x); }
-LANE F f_bits(I x) { return F_EACH(_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)); }
 LANE I i_bits(F x) { return I_EACH(_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)); }
 LANE I i_and(I a, I b) { return I_EACH(_mm256_and_si256(a.a, b.a), _mm256_and_si256(a.b, b.b)); }
 LANE I f_reached(F edge, F x, I step) { return i_and(i_bits(F_COMPARE(edge, x, _CMP_LE_OQ)), step); }
 LANE I f_round(F x) { return I_EACH(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)); } /* half to even */
 LANE I i_all(int32_t x) { return I_EACH(_mm256_set1_epi32(x), _mm256_set1_epi32(x)); }
 LANE I i_zero(void) { return i_all(0); }
-LANE I i_load(const void *from) { return I_EACH(_mm256_loadu_si256(from), _mm256_loadu_si256((const __m256i *)from + 1)); }
-LANE I i_gather(const int32_t *from, I at) { return I_EACH(_mm256_i32gather_epi32(from, at.a, 4), _mm256_i32gather_epi32(from, at.b, 4)); }
+LANE I i_load(const void *from) {
+    return I_EACH(_mm256_loadu_si256(from), _mm256_loadu_si256((const __m256i *)from + 1));
+}
+LANE I i_gather(const int32_t *from, I at) {
+    return I_EACH(_mm256_i32gather_epi32(from, at.a, 4), _mm256_i32gather_epi32(from, at.b, 4));
+}
 LANE I i_add(I a, I b) { return I_EACH(_mm256_add_epi32(a.a, b.a), _mm256_add_epi32(a.b, b.b)); }
 LANE I i_less_twice(I a, I b) {
     return I_EACH(_mm256_sub_epi32(a.a, _mm256_add_epi32(b.a, b.a)), _mm256_sub_epi32(a.b, _mm256_add_epi32(b.b, b.b)));
@@ -66,9 +75,9 @@ LANE I i_less_twice(I a, I b) {
 LANE I i_times_4(I x) { return I_EACH(_mm256_slli_epi32(x.a, 2), _mm256_slli_epi32(x.b, 2)); }
 LANE F i_float(I x) { return F_EACH(_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)); }
 LANE void i_bytes(void *to, I x) {
-    const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1,
-                                         -1, -1, -1, -1, -1, -1, -1, -1, -1);
-    const __m256i a = _mm256_shuffle_epi8(x.a, low), b = _mm256_shuffle_epi8(x.b, low); /* 4 bytes in each half of each */
+    const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
+                                         -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i a = _mm256_shuffle_epi8(x.a, low), b = _mm256_shuffle_epi8(x.b, low); /* 4 bytes in each half */
     const __m128i first = _mm_unpacklo_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     const __m128i second = _mm_unpacklo_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
     _mm_storeu_si128(to, _mm_unpacklo_epi64(first, second));
@@ -80,7 +89,9 @@ LANE __m256i dot(__m256i sum, __m256i codes, __m256i weights) {
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, w_even));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, w_odd));
 }
-LANE I i_dot(I sum, I codes, I weights) { return I_EACH(dot(sum.a, codes.a, weights.a), dot(sum.b, codes.b, weights.b)); }
+LANE I i_dot(I sum, I codes, I weights) {
+    return I_EACH(dot(sum.a, codes.a, weights.a), dot(sum.b, codes.b, weights.b));
+}
 /* AVX-VNNI. By asm, so that the rest need not be compiled once more for it. */
 LANE I i_dot_vnni(I sum, I codes, I weights) {
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.a) : "x"(codes.a), "x"(weights.a));

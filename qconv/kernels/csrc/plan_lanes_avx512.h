@@ -19,7 +19,7 @@ LANE void f_store_some(void *to, F x, uint16_t some) { _mm512_mask_storeu_ps(to,
 LANE F f_add(F a, F b) { return _mm512_add_ps(a, b); }
 LANE F f_mul(F a, F b) { return _mm512_mul_ps(a, b); }
 LANE F f_div(F a, F b) { return _mm512_div_ps(a, b); }
-LANE F f_fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+LANE F f_fma(F a, F b, F sum) { return _mm512_fmadd_ps(a, b, sum); }
 LANE F f_max(F a, F b) { return _mm512_max_ps(a, b); } /* b where one is NaN, or both are 0 */
 LANE F f_min(F a, F b) { return _mm512_min_ps(a, b); }
 LANE uint16_t f_below(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
@@ -29,8 +29,6 @@ LANE F f_sloped(F x, F slope) { /* x * slope where x is not above 0 */
 LANE F f_or_nan_of(F x, F nan) { return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(nan, nan, _CMP_UNORD_Q), nan); }
 LANE I f_reached(F edge, F x, I step) { return _mm512_maskz_mov_epi32(_mm512_cmp_ps_mask(edge, x, _CMP_LE_OQ), step); }
 LANE I f_round(F x) { return _mm512_cvtps_epi32(x); } /* half to even */
-LANE F f_bits(I x) { return _mm512_castsi512_ps(x); }
-LANE I i_bits(F x) { return _mm512_castps_si512(x); }
 LANE I i_zero(void) { return _mm512_setzero_si512(); }
 LANE I i_all(int32_t x) { return _mm512_set1_epi32(x); }
 LANE I i_load(const void *from) { return _mm512_loadu_si512(from); }
@@ -40,7 +38,7 @@ LANE I i_less_twice(I a, I b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, 
 LANE I i_times_4(I x) { return _mm512_slli_epi32(x, 2); }
 LANE F i_float(I x) { return _mm512_cvtepi32_ps(x); }
 LANE void i_bytes(void *to, I x) { _mm_storeu_si128(to, _mm512_cvtepi32_epi8(x)); }
-/* By asm: gcc 12 copies the sums of the intrinsic back and forth in every step. */
+/* Whole sums by asm: gcc 12 copies those of intrinsics back and forth in every step. */
 LANE I i_dot(I sum, I codes, I weights) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(weights));
     return sum;
@@ -48,7 +46,11 @@ LANE I i_dot(I sum, I codes, I weights) {
 LANE I i_high(I x) { return _mm512_and_si512(x, _mm512_set1_epi8((char)0xf0)); }
 LANE I i_low(I x) { return _mm512_and_si512(_mm512_slli_epi32(x, 4), _mm512_set1_epi8((char)0xf0)); }
 LANE I i_sixteenth(I x) { return _mm512_srai_epi32(x, 4); }
-LANE I i_count(I sum, I a, I b) { return _mm512_add_epi32(sum, _mm512_popcnt_epi32(_mm512_xor_si512(a, b))); }
-LANE I i_count_of(I sum, I a, I b, I mask) {
-    return _mm512_add_epi32(sum, _mm512_popcnt_epi32(_mm512_ternarylogic_epi32(a, b, mask, 0x28)));
+LANE I i_plus(I sum, I x) {
+    __asm__("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x));
+    return sum;
+}
+LANE I i_count(I sum, I a, I b) { return i_plus(sum, _mm512_popcnt_epi32(_mm512_xor_si512(a, b))); }
+LANE I i_count_of(I sum, I a, I b, I mask) { /* of (a ^ b) & mask */
+    return i_plus(sum, _mm512_popcnt_epi32(_mm512_ternarylogic_epi32(a, b, mask, 0x28)));
 }

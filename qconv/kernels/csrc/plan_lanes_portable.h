@@ -1,4 +1,4 @@
-/* 16 lanes in C for any processor: the same results, bit for bit; compilers make vectors of the loops where they can. */
+/* 16 lanes in C for any processor: the same results, bit for bit. Compilers make vectors of the loops if they can. */
 #include <math.h>
 
 #define TARGET
@@ -33,8 +33,6 @@ LANE uint16_t f_below(F a, F b) { int bits = 0; EACH bits |= (a[l] < b[l]) << l;
 LANE F f_sloped(F x, F slope) { EACH x[l] = x[l] <= 0 ? x[l] * slope[l] : x[l]; return x; }
 LANE F f_or_nan_of(F x, F nan) { EACH x[l] = nan[l] == nan[l] ? x[l] : nan[l]; return x; }
 LANE I f_reached(F edge, F x, I step) { EACH step[l] = edge[l] <= x[l] ? step[l] : 0; return step; }
-LANE F f_bits(I x) { return (F)x; }
-LANE I i_bits(F x) { return (I)x; }
 LANE I f_round(F x) { return (I)(x + 12582912.f) - 0x4b400000; } /* half to even; to 2^22 */
 LANE I i_zero(void) { return (I){0}; }
 LANE I i_all(int32_t x) { return x - (I){0}; }
@@ -48,7 +46,8 @@ LANE void i_bytes(void *to, I x) { EACH((uint8_t *)to)[l] = (uint8_t)x[l]; }
 LANE I i_dot(I sum, I codes, I weights) {
     const Codes x = (Codes)codes;
     const Weights w = (Weights)weights;
-    EACH sum[l] += x[4 * l] * w[4 * l] + x[4 * l + 1] * w[4 * l + 1] + x[4 * l + 2] * w[4 * l + 2] + x[4 * l + 3] * w[4 * l + 3];
+    EACH sum[l] += x[4 * l] * w[4 * l] + x[4 * l + 1] * w[4 * l + 1] + x[4 * l + 2] * w[4 * l + 2] +
+                   x[4 * l + 3] * w[4 * l + 3];
     return sum;
 }
 LANE I popcount(I v) {

@@ -1,5 +1,5 @@
-/* Where values lie. Memory is shared by values that do not live at the same time. A value with a border, and bits, whose
- * pixels may end in a gap, share only with values of the same geometry: so borders and gaps are filled once. */
+/* Where values lie. Memory is shared by values that do not live at the same time. A value with a border, and bits,
+ * whose pixels may end in a gap, share only with values of the same geometry: so borders and gaps are filled once. */
 #include "plan_steps.h"
 
 #include <stdio.h>
@@ -31,8 +31,8 @@ static int measure(const Program *program, int value, Place *place, char error[P
     place->row = ((int64_t)place->left + size.w + place->right) * place->pixel;
     const int64_t height = (int64_t)place->top + size.h + place->bottom, most = INT32_MAX / 2;
     if (place->row > most || height > most / place->row) {
-        snprintf(error, PLAN_MESSAGE, "value %d, %d x %d of %lld channels, takes more than 1 GB for an image", value, size.h,
-                 size.w, (long long)channels);
+        snprintf(error, PLAN_MESSAGE, "value %d, %d x %d of %lld channels, takes more than 1 GB for an image", value,
+                 size.h, size.w, (long long)channels);
         return 0;
     }
     place->bytes = height * place->row;
@@ -83,7 +83,8 @@ static void share_residuals(const Plan *plan, Life *lives) {
         const int32_t from = op->residual, to = op->out_f32;
         if (op->kind == INPUT || op->kind == OUTPUT || from < 0 || to < 0 || from == op->in) continue;
         const Life *a = &lives[from], *b = &lives[to];
-        const int is_alike = op->res_stride == 1 && op->res_first == 0 && plan->places[from].bytes == plan->places[to].bytes &&
+        const int is_alike = op->res_stride == 1 && op->res_first == 0 &&
+                             plan->places[from].bytes == plan->places[to].bytes &&
                              plan->places[from].row == plan->places[to].row &&
                              program->values[from].channels == program->values[to].channels;
         if (!is_alike || a->is_framed || b->is_framed || a->last != i || b->first != i) continue;
@@ -95,9 +96,10 @@ static void share_residuals(const Plan *plan, Life *lives) {
 
 static int is_same_frame(const Program *program, const Place *places, int a, int b) {
     const Place *p = &places[a], *q = &places[b];
-    return program->values[a].type == program->values[b].type && program->values[a].channels == program->values[b].channels &&
-           program->values[a].fill == program->values[b].fill && p->top == q->top && p->left == q->left && p->row == q->row &&
-           p->right == q->right && p->bottom == q->bottom && p->bytes == q->bytes;
+    return program->values[a].type == program->values[b].type &&
+           program->values[a].channels == program->values[b].channels &&
+           program->values[a].fill == program->values[b].fill && p->top == q->top && p->left == q->left &&
+           p->row == q->row && p->right == q->right && p->bottom == q->bottom && p->bytes == q->bytes;
 }
 
 /* Values with a border: the memory of one of the same geometry that is not needed any more, or new memory. */
@@ -107,7 +109,8 @@ static int64_t place_framed(Plan *plan, Life *lives, int64_t end) {
         if (!lives[i].is_framed) continue;
         for (int k = 0; k < i && lives[i].owner == i; k++) {
             Life *slot = &lives[k];
-            if (!slot->is_framed || slot->owner != k || slot->room != lives[i].room || slot->last >= lives[i].first) continue;
+            if (!slot->is_framed || slot->owner != k || slot->room != lives[i].room || slot->last >= lives[i].first)
+                continue;
             if (!is_same_frame(program, plan->places, i, k)) continue;
             lives[i].owner = k;
             slot->last = lives[i].last;
@@ -127,7 +130,8 @@ static int larger_first(const void *a, const void *b) {
 }
 
 /* The end of a value placed before that lives with `value` and overlaps its room at `at`; -1 if there is none. */
-static int64_t in_the_way(const Plan *plan, const Life *lives, const Wanted *wanted, int placed, int32_t value, int64_t at) {
+static int64_t in_the_way(const Plan *plan, const Life *lives, const Wanted *wanted, int placed, int32_t value,
+                          int64_t at) {
     for (int k = 0; k < placed; k++) {
         const Life *other = &lives[wanted[k].value], *mine = &lives[value];
         const int64_t start = plan->places[wanted[k].value].at;

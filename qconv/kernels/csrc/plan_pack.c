@@ -7,18 +7,22 @@
 /* Offsets of the pixels of an output, shared by all steps that have the same ones. */
 typedef struct Table { struct Table *next; int64_t h, w, start, down, across; int32_t *at; } Table;
 
-static const int32_t *pixels_of(Plan *plan, const Step *s, int32_t value, int64_t sh, int64_t sw, int64_t top, int64_t left) {
+static const int32_t *pixels_of(Plan *plan, const Step *s, int32_t value, int64_t sh, int64_t sw, int64_t top,
+                                int64_t left) {
     if (value < 0) return NULL;
     const Place *p = &plan->places[value];
-    const Table wanted = {NULL, s->out_h, s->out_w, (p->top - top) * p->row + (p->left - left) * p->pixel, sh * p->row, sw * p->pixel, NULL};
+    const int64_t start = (p->top - top) * p->row + (p->left - left) * p->pixel;
+    const Table wanted = {NULL, s->out_h, s->out_w, start, sh * p->row, sw * p->pixel, NULL};
     for (const Table *t = plan->tables; t != NULL; t = t->next)
-        if (t->h == wanted.h && t->w == wanted.w && t->start == wanted.start && t->down == wanted.down && t->across == wanted.across)
+        if (t->h == wanted.h && t->w == wanted.w && t->start == wanted.start && t->down == wanted.down &&
+            t->across == wanted.across)
             return t->at;
     Table *table = plan_keep(plan, sizeof *table);
     int32_t *at = plan_keep(plan, wanted.h * wanted.w * 4);
     if (table == NULL || at == NULL) return NULL;
     for (int64_t y = 0; y < wanted.h; y++)
-        for (int64_t x = 0; x < wanted.w; x++) at[y * wanted.w + x] = (int32_t)(wanted.start + y * wanted.down + x * wanted.across);
+        for (int64_t x = 0; x < wanted.w; x++)
+            at[y * wanted.w + x] = (int32_t)(wanted.start + y * wanted.down + x * wanted.across);
     *table = wanted;
     table->at = at;
     table->next = plan->tables;
@@ -37,11 +41,16 @@ static float *floats_of(Plan *plan, int64_t at, int64_t count, int64_t padded, f
 }
 
 /* ---- which kernel, and its rows and units ---- */
-typedef struct { const Place *in; int64_t filter; int in_a_row, fan_out; } Shape; /* fan_out: output channels of a group */
+typedef struct {
+    const Place *in;
+    int64_t filter;
+    int in_a_row, fan_out;
+} Shape; /* fan_out: output channels of a group */
 
 static Shape shape_of(const Plan *plan, const Step *s) {
     const Op *op = s->op;
-    return (Shape){&plan->places[op->in], filter_bytes(op, s->cin), op->dw == 1 && op->groups == 1, op->cout / op->groups};
+    return (Shape){&plan->places[op->in], filter_bytes(op, s->cin), op->dw == 1 && op->groups == 1,
+                   op->cout / op->groups};
 }
 
 /* Whether blocks of nv vectors hold channels of one group alone. */
@@ -67,7 +76,8 @@ static int bits_kernel(const Plan *plan, Step *s, const Shape *shape) {
     const int64_t row = shape->in->pixel * (shape->in_a_row ? op->kw : 1);
     if (plan->isa == AVX2 && (int64_t)op->kh * op->kw * shape->in->pixel * 8 <= UINT16_MAX) {
         for (int nv = s->cpad / LANES > 2 ? 4 : 2; nv > 1; nv /= 2)
-            if (op->groups == 1 || (is_apart(op, shape->fan_out, nv) && s->cin % 8 == 0)) return s->nv = nv, SUM_NIBBLES;
+            if (op->groups == 1 || (is_apart(op, shape->fan_out, nv) && s->cin % 8 == 0))
+                return s->nv = nv, SUM_NIBBLES;
     }
     const int is_whole = op->groups == 1 ? row % 4 == 0 : s->cin % 32 == 0 && is_apart(op, shape->fan_out, s->nv);
     return is_whole ? SUM_BITS : SUM_MASKED;
@@ -97,8 +107,10 @@ static int64_t step_bytes(const Step *s) {
 
 /* The bytes of a pixel that a block reads. */
 static void reach(const Step *s, const Shape *shape, int block, int64_t *start, int64_t *end) {
-    const int first = block * s->nv * LANES, after = first + s->nv * LANES, last = after < s->op->cout ? after : s->op->cout;
-    const int64_t from = first / shape->fan_out * (int64_t)s->cin, to = ((last - 1) / shape->fan_out + 1) * (int64_t)s->cin;
+    const int first = block * s->nv * LANES, after = first + s->nv * LANES;
+    const int last = after < s->op->cout ? after : s->op->cout;
+    const int64_t from = first / shape->fan_out * (int64_t)s->cin;
+    const int64_t to = ((last - 1) / shape->fan_out + 1) * (int64_t)s->cin;
     *start = s->op->kind == CONV_BITS ? from / 8 : s->op->kind == CONV_CODES ? from : 4 * from;
     *end = s->op->kind == CONV_BITS ? (to + 7) / 8 : s->op->kind == CONV_CODES ? to : 4 * to;
     if (s->sums == SUM_DEEP) *end = *start + 4;
@@ -145,36 +157,63 @@ static Filter filter_of(const Step *s, const Shape *shape, int64_t o) {
     return f;
 }
 
-static void put_bit(const Step *s, const Filter *f, int64_t step, int64_t place, int value) {
-    if (s->sums == SUM_NIBBLES) { /* place: in a byte */
-        f->block[(2 * step + place / 4) * s->nv * LANES + f->v * LANES + f->lane] |= (char)(value << place % 4);
-        return;
-    }
-    uint32_t *to = (uint32_t *)(f->block + step * step_bytes(s)) + f->v * LANES + f->lane;
-    *to |= (uint32_t)value << place;
-    if (s->sums == SUM_MASKED) to[s->nv * LANES] |= (uint32_t)1 << place;
+/* 32 bits of the filter's lane in a step. */
+static char *lane_of(const Step *s, const Filter *f, int64_t step) {
+    return f->block + step * step_bytes(s) + (f->v * LANES + f->lane) * 4;
 }
 
-static void put_code(const Step *s, const Filter *f, int64_t step, int64_t place, int value) {
-    char *to = f->block + step * step_bytes(s);
-    if (s->sums == SUM_CODES_4)
-        to[f->lane * 4 + place] |= (char)(f->v ? value * 16 : value & 15);
-    else
-        to[(f->v * LANES + f->lane) * 4 + place] = (char)value;
+static int bit_of(const uint8_t *bits, int64_t k) { return bits[k / 8] >> k % 8 & 1; }
+
+/* Bits with masks, one after the other. */
+static void put_bits(const Step *s, const Filter *f, const uint8_t *bits, int64_t row, int64_t first) {
+    for (int64_t k = 0; k < s->cin; k++) {
+        uint32_t *to = (uint32_t *)lane_of(s, f, row * s->run + (first + k) / 32);
+        *to |= (uint32_t)bit_of(bits, k) << (first + k) % 32;
+        to[s->nv * LANES] |= (uint32_t)1 << (first + k) % 32;
+    }
+}
+
+/* A byte of bits, without those that are no channels. */
+static uint8_t byte_of(const uint8_t *bits, int64_t k, int64_t cin) {
+    return (uint8_t)(bits[k / 8] & (cin - k < 8 ? (1 << (cin - k)) - 1 : 255));
+}
+
+static void put_bytes(const Step *s, const Filter *f, const uint8_t *bits, int64_t row, int64_t first) {
+    for (int64_t k = 0; k < s->cin; k += 8)
+        lane_of(s, f, row * s->run + (first + k) / 32)[(first + k) % 32 / 8] = (char)byte_of(bits, k, s->cin);
+}
+
+static void put_nibbles(const Step *s, const Filter *f, const uint8_t *bits, int64_t row, int64_t first) {
+    for (int64_t k = 0; k < s->cin; k += 8) {
+        char *to = f->block + (row * s->run + (first + k) / 8) * step_bytes(s) + f->v * LANES + f->lane;
+        to[0] = byte_of(bits, k, s->cin) & 15;
+        to[s->nv * LANES] = (char)(byte_of(bits, k, s->cin) >> 4);
+    }
+}
+
+static void put_codes(const Step *s, const Filter *f, const char *filter, int64_t index, int64_t row, int64_t first) {
+    for (int64_t k = 0; k < s->cin; k++) {
+        const int64_t step = row * s->run + (first + k) / 4, place = (first + k) % 4;
+        const int value = filter_code(s->op, filter, index + k);
+        if (s->sums == SUM_CODES_4)
+            f->block[step * step_bytes(s) + f->lane * 4 + place] |= (char)(f->v ? value * 16 : value & 15);
+        else
+            lane_of(s, f, step)[place] = (char)value;
+    }
 }
 
 /* The weights of a tap; `tap` is its number, `row` and `first` its row and its first channel there. */
 static void put_tap(const Step *s, const Filter *f, const char *filter, int64_t tap, int64_t row, int64_t first) {
-    const int64_t unit = s->op->kind == CONV_BITS ? 8 * unit_bytes(s) : s->op->kind == CONV_CODES ? 4 : 1;
     const uint8_t *bits = (const uint8_t *)filter + tap * bits_pixel(s->cin);
-    for (int64_t k = 0; k < s->cin; k++) {
-        const int64_t at = first + k, step = row * s->run + at / unit;
-        if (s->op->kind == CONV_BITS)
-            put_bit(s, f, step, at % unit, bits[k / 8] >> k % 8 & 1);
-        else if (s->op->kind == CONV_CODES)
-            put_code(s, f, step, at % unit, filter_code(s->op, filter, tap * s->cin + k));
-        else
-            memcpy(f->block + step * step_bytes(s) + (f->v * LANES + f->lane) * 4, filter + (tap * s->cin + k) * 4, 4);
+    switch (s->sums) {
+    case SUM_MASKED: put_bits(s, f, bits, row, first); break;
+    case SUM_BITS: put_bytes(s, f, bits, row, first); break;
+    case SUM_NIBBLES: put_nibbles(s, f, bits, row, first); break;
+    case SUM_FLOATS: case SUM_SPREAD: case SUM_DEEP:
+        for (int64_t k = 0; k < s->cin; k++)
+            memcpy(lane_of(s, f, row * s->run + first + k), filter + (tap * s->cin + k) * 4, 4);
+        break;
+    default: put_codes(s, f, filter, tap * s->cin, row, first);
     }
 }
 
@@ -212,8 +251,8 @@ static void subtract_zero(Plan *plan, Step *s, const Shape *shape) {
 /* The taps of each place along a side that lie inside, first to last, and classes of places with the same ones. */
 typedef struct { int32_t *first, *last, *class; int32_t classes; } Side;
 
-static void classify(Plan *plan, Side *side, int32_t places, int64_t size, int64_t before, int64_t kernel, int64_t stride,
-                     int64_t dilation) {
+static void classify(Plan *plan, Side *side, int32_t places, int64_t size, int64_t before, int64_t kernel,
+                     int64_t stride, int64_t dilation) {
     int32_t *all = plan_keep(plan, 12 * (int64_t)places);
     if (all == NULL) return;
     *side = (Side){all, all + places, all + 2 * places, 0};
@@ -233,9 +272,9 @@ static void classify(Plan *plan, Side *side, int32_t places, int64_t size, int64
 /* The sum of the signs of a tap's weights. */
 static int32_t tap_sum(const char *filter, int64_t tap, int64_t cin) {
     const uint8_t *bits = (const uint8_t *)filter + tap * bits_pixel(cin);
-    int32_t sum = 0;
-    for (int64_t c = 0; c < cin; c++) sum += bits[c / 8] >> c % 8 & 1 ? -1 : 1;
-    return sum;
+    int32_t ones = 0;
+    for (int64_t k = 0; k < cin; k += 8) ones += __builtin_popcount(byte_of(bits, k, cin));
+    return (int32_t)cin - 2 * ones;
 }
 
 /* Of a class of pixels: the border counts as +1, which is taken away again where the padding is something else. */
@@ -243,7 +282,8 @@ static void fill_base(const Step *s, const Side *down, const Side *across, int64
     const int64_t i = tap / s->op->kw, j = tap % s->op->kw;
     for (int64_t y = 0; y < down->classes; y++)
         for (int64_t x = 0; x < across->classes; x++) {
-            const int is_inside = i >= down->first[y] && i <= down->last[y] && j >= across->first[x] && j <= across->last[x];
+            const int is_inside = i >= down->first[y] && i <= down->last[y] && j >= across->first[x] &&
+                                  j <= across->last[x];
             int32_t *base = s->base + (y * across->classes + x) * s->cpad;
             for (int64_t o = 0; o < s->op->cout && !is_inside; o++) base[o] -= (1 - s->op->pad_value) * sums[o];
         }
@@ -299,7 +339,8 @@ static void pack_residual(Plan *plan, Step *s) {
     if (plan->failed) return;
     for (int c = 0; c < op->cout; c++) {
         const int from = c - op->res_first;
-        s->res_has[c / LANES] |= (uint16_t)((from >= 0 && from < plan->program.values[op->residual].channels) << c % LANES);
+        s->res_has[c / LANES] |= (uint16_t)((from >= 0 && from < plan->program.values[op->residual].channels)
+                                            << c % LANES);
     }
 }
 
@@ -311,7 +352,8 @@ static void pack_epilogue(Plan *plan, Step *s) {
     if (op->out_bits >= 0) s->edges = floats_of(plan, op->edges, op->cout, s->cpad, 0);
     if (op->rprelu >= 0 && (s->rprelu = plan_keep(plan, 12 * (int64_t)s->cpad)) != NULL)
         for (int k = 0; k < 3; k++)
-            memcpy(s->rprelu + k * s->cpad, plan->program.blob + op->rprelu + 4 * (int64_t)k * op->cout, (size_t)op->cout * 4);
+            memcpy(s->rprelu + k * s->cpad, plan->program.blob + op->rprelu + 4 * (int64_t)k * op->cout,
+                   (size_t)op->cout * 4);
     s->bits_at = pixels_of(plan, s, op->out_bits, 1, 1, 0, 0);
     for (int k = 0; k < op->codes; k++) {
         s->code_at[k] = pixels_of(plan, s, op->out_code[k], 1, 1, 0, 0);
@@ -346,7 +388,9 @@ static double nanoseconds(const Plan *plan, const Step *s) {
 
 static int32_t parts_of(const Plan *plan, const Step *s) {
     const double wanted = nanoseconds(plan, s) / 1000;
-    const int64_t most = s->by_channels ? s->blocks : s->op->kind == MEAN ? s->cpad / LANES : (s->pixels + STRIP - 1) / STRIP;
+    const int64_t most = s->by_channels        ? s->blocks
+                         : s->op->kind == MEAN ? s->cpad / LANES
+                                               : (s->pixels + STRIP - 1) / STRIP;
     const int64_t parts = wanted > 64 ? 64 : (int64_t)wanted;
     return (int32_t)(parts < 1 ? 1 : parts < most ? parts : most);
 }

@@ -5,13 +5,14 @@
 
 #include <stdatomic.h>
 
-/* GROUP: images that late ops take at once; SLACK: readable bytes behind a value; STRIP: pixels that are not shared out. */
+/* GROUP: images that late ops take at once; SLACK: readable bytes behind a value; STRIP: pixels of one thread. */
 enum { LANES = 16, GROUP = 4, SLACK = 256, STRIP = 8 };
 
-/* How sums are made. MASKED: bits with a mask for each weight. SPREAD: floats of channels that lie anywhere, one for each
- * lane; DEEP: the same where they follow each other. CODES_4: weights of 4 bits. CODES_VNNI: AVX2 with AVX-VNNI. NIBBLES:
- * bits of AVX2, by a table for each 4 of them. */
-enum { SUM_BITS, SUM_MASKED, SUM_CODES, SUM_CODES_4, SUM_CODES_VNNI, SUM_FLOATS, SUM_SPREAD, SUM_DEEP, SUM_NIBBLES, SUMS };
+/* How sums are made. MASKED: bits with a mask for each weight. SPREAD: floats of channels that lie anywhere, one for
+ * each lane; DEEP: the same where they follow each other. CODES_4: weights of 4 bits. CODES_VNNI: AVX2 with AVX-VNNI.
+ * NIBBLES: bits of AVX2, by a table for each 4 of them. */
+enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_VNNI, SUM_FLOATS, SUM_SPREAD, SUM_DEEP };
+enum { SUMS = SUM_DEEP + 1 };
 
 /* Where a value lies in an arena, as (H, W, C) with a border that holds `fill`. */
 typedef struct {
@@ -32,7 +33,7 @@ typedef struct {
     int32_t *row_at, *block_at;              /* byte offsets of rows of taps, and of a block's first channel */
     int32_t *spread;                         /* SPREAD: byte offset of each channel's first input */
     const int32_t *in_at, *res_at, *f32_at, *bits_at, *code_at[2]; /* byte offsets of the output's pixels in values */
-    int32_t *base, *kind;                    /* what sums start from, for each class of pixels; the class of each pixel */
+    int32_t *base, *kind; /* what sums start from, for each class of pixels; the class of each pixel */
     char *weight;
     float *scale, *bias, *edges, *rprelu, *table[2];
     int32_t *table_codes[2], table_step[2];  /* form EDGES: codes, and the first step of the search */

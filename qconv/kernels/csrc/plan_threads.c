@@ -1,7 +1,7 @@
 /* The thread that has the pool publishes a round of pieces; it and the workers take them from a counter. The counter
- * holds the number of the round, too: who takes a piece knows that the round is still the one whose job it has read, and
- * the round cannot end before that piece is done. So the publisher waits for pieces alone, and a worker whose core was
- * taken away between two pieces holds nobody up. */
+ * holds the number of the round, too: who takes a piece knows that the round is still the one whose job it has read,
+ * and the round cannot end before that piece is done. So the publisher waits for pieces alone, and a worker whose core
+ * was taken away between two pieces holds nobody up. */
 #define _GNU_SOURCE
 #include "plan_threads.h"
 
@@ -12,7 +12,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_THREADS = 64, WORKER_SPINS = 200, YIELDS = 200, WAIT_SPINS = 2000, SOON = 1000000, LATE = 64 * SOON, STALL = 200000, ALONE = 20 }; /* times in nanoseconds */
+enum { MOST_THREADS = 64 };
+/* Rounds of waiting before a worker yields its core, before it sleeps, and before the publisher sleeps. */
+enum { WORKER_SPINS = 200, YIELDS = 200, WAIT_SPINS = 2000 };
+/* In nanoseconds: when workers are woken again, and a wait that is too long; after it calls work alone ALONE times it. */
+enum { SOON = 1000000, LATE = 64 * SOON, STALL = 200000, ALONE = 20 };
 #define CLOSED UINT32_MAX /* the next piece while a round is being written */
 
 typedef void (*Job)(void *, int);
@@ -72,7 +76,8 @@ static uint64_t take_pieces(int helper) {
         const Job job = atomic_load_explicit(&pool.job, memory_order_relaxed);
         void *given = atomic_load_explicit(&pool.given, memory_order_relaxed);
         const int pieces = atomic_load_explicit(&pool.pieces, memory_order_relaxed);
-        if (piece >= (uint32_t)pieces || helper >= atomic_load_explicit(&pool.helpers, memory_order_relaxed)) return seen;
+        if (piece >= (uint32_t)pieces || helper >= atomic_load_explicit(&pool.helpers, memory_order_relaxed))
+            return seen;
         if (!atomic_compare_exchange_weak(&pool.counter, &seen, seen + 1)) continue;
         if (helper >= 0) atomic_store_explicit(&pool.has_helped, 1, memory_order_relaxed);
         job(given, (int)piece);
@@ -148,8 +153,9 @@ int pool_take(int threads) {
 
 void pool_leave(void) { pthread_mutex_unlock(&pool.busy); }
 
-/* Waits for pieces that workers have taken: it spins, then sleeps, which may give a worker this core. Where a short piece
- * takes long, a core was taken away: then calls work alone for a while, so that such stalls take a small share of it. */
+/* Waits for pieces that workers have taken: it spins, then sleeps, which may give a worker this core. Where a short
+ * piece takes long, a core was taken away: then calls work alone for a while, so that such stalls take a small share of
+ * it. */
 static void wait_for(int pieces, int are_short) {
     for (int spins = 0; spins < WAIT_SPINS; spins++) {
         if (atomic_load(&pool.finished) == pieces) return;
@@ -184,7 +190,8 @@ void pool_share(Job job, void *given, int pieces, int are_short) {
         return;
     }
     const uint64_t round = (atomic_load(&pool.counter) >> 32) + 1;
-    atomic_store(&pool.counter, round << 32 | CLOSED); /* who has read the last round's counter takes nothing any more */
+    /* From here on nobody who has read the last round's counter can take a piece. */
+    atomic_store(&pool.counter, round << 32 | CLOSED);
     atomic_store_explicit(&pool.job, job, memory_order_relaxed);
     atomic_store_explicit(&pool.given, given, memory_order_relaxed);
     atomic_store_explicit(&pool.helpers, pool.wanted, memory_order_relaxed);

@@ -5,8 +5,8 @@
  * lack of threads, is a no: work alone then. */
 int pool_take(int threads);
 
-/* Calls job(given, piece) once for each piece, on the threads of the pool, and returns when all are done. Short pieces take
- * microseconds. */
+/* Calls job(given, piece) once for each piece, on the threads of the pool, and returns when all are done. Short pieces
+ * take microseconds. */
 void pool_share(void (*job)(void *given, int piece), void *given, int pieces, int are_short);
 
 void pool_leave(void);
