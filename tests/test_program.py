@@ -107,6 +107,11 @@ def every(kinds: int, groups: int) -> Program:
     x = program.add(ops.Add(inputs=(y, z), channels=channels))
     x = program.add(ops.Clamp(inputs=(x,), channels=channels, low=-2.0, high=3.0))
     taken = program.add(ops.Take(inputs=(x,), channels=channels + 7, stride=(2, 2), first=3))
+    gate = program.add(ops.Mean(inputs=(x,), channels=channels))
+    gate = program.add(ops.Affine(inputs=(gate,), channels=channels, **of_channels(channels)))
+    gated = program.add(ops.Multiply(inputs=(x, gate), channels=channels, is_gate=True))
+    x = program.add(ops.Multiply(inputs=(gated, x), channels=channels))
+    x = program.add(ops.Clamp(inputs=(x,), channels=channels, low=-1.5))
     wider: dict[str, Any] = {"channels": channels + 21}
     y = program.add(ops.Take(**wider, inputs=(x,)))
     z = program.add(ops.Take(**wider, inputs=(x,), first=21))
@@ -340,6 +345,63 @@ def test_many_multiplications_of_floats_stay_in_modules(monkeypatch: pytest.Monk
     frozen(x)
     assert frozen.unplanned == "10,138,240 multiplications of floats are faster in its modules"
     qconv.save_program(model, tmp_path / "model.qcp", x)
+
+
+class Attentive(nn.Module):
+    """Hard activations, a gate for each channel, padding of its own, numbers before values, a head of functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, 2), nn.Conv2d(8, 8, 1)
+        self.down, self.act, self.pad = nn.Conv2d(8, 8, 1), nn.Hardswish(), nn.ZeroPad2d((1, 0, 2, 1))
+        self.classes = torch.linspace(-1, 1, 24).view(3, 8)
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = self.act(self.first(input))
+        hidden = self.second(F.pad(self.pad(hidden), (0, 1))) * 1.5
+        gate = F.hardsigmoid(self.down(F.adaptive_avg_pool2d(hidden, 1)))
+        hidden = self.last(2 + gate * hidden)
+        return F.linear(hidden.mean((2, 3)), self.classes)
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(4, 4), schemes.minmax(8, 8)], ids=["lsq", "minmax"])
+def test_gates_and_hard_activations(scheme: Scheme) -> None:
+    x = torch.randn(3, 3, 11, 12)
+    model = trained(Attentive(), scheme, x)
+    frozen = freeze(model)
+    assert torch.equal(frozen(x), lower(frozen.network, x).run(x))
+    assert not frozen.unplanned
+    checked = verify(model, frozen, x)
+    assert checked.equal, f"\n{checked}"
+
+
+OTHERS = [
+    "mobilenet_v2",
+    "squeezenet1_1",
+    "densenet121",
+    "googlenet",
+    "mnasnet0_5",
+    "mobilenet_v3_small",
+    "regnet_x_400mf",
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # of untrained weights
+@pytest.mark.parametrize("name", [*OTHERS, "timm/efficientnet_lite0", "timm/resnet18d", "timm/legacy_xception"])
+def test_networks_that_nobody_here_wrote(name: str) -> None:
+    import timm
+    import torchvision
+
+    torch.manual_seed(0)
+    is_timm, x = name.startswith("timm/"), torch.randn(4, 3, 64, 64)
+    build: Any = partial(timm.create_model, name[5:]) if is_timm else getattr(torchvision.models, name)
+    model = trained(build(num_classes=10), schemes.minmax(8, 8), x)
+    frozen = freeze(model)
+    assert torch.equal(frozen(x), lower(frozen.network, x).run(x))
+    assert not frozen.unplanned
+    checked = verify(model, frozen, x[:2])
+    assert checked.equal, f"\n{checked}"
 
 
 class InPlace(nn.Module):

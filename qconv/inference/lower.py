@@ -155,6 +155,11 @@ class _Lowering(fx.Interpreter):
         values = [arg for arg in args if isinstance(arg, Value)]
         if name in ("cat", "concat", "concatenate"):
             return self._joined(*args, **kwargs)
+        if name == "addmm" and len(args) == 3 and not kwargs:
+            bias, x, weight = args
+            name, args, values = "linear", (x, weight.mT, bias), [x]
+        if name in (*_SUMS, *_PRODUCTS) and len(args) == 2 and not isinstance(x, Value):
+            args = x, _ = args[1], x
         if not isinstance(x, Value) or len(values) != sum(isinstance(v, Value) for v in tree_leaves((args, kwargs))):
             raise self._refused(name)
         if name in _SAME:
@@ -178,6 +183,8 @@ class _Lowering(fx.Interpreter):
             return x.place  # of one pixel, whatever its strides are
         if name == "mean":
             return self._mean(x, *args[1:], **kwargs)
+        if name == "linear" and x.sample.ndim == 2 and isinstance(args[1], Tensor):
+            return self._floats(args[1][..., None, None], args[2] if len(args) > 2 else None, Window(), 1, x)
         if name == "conv2d":
             return self._convolution(*args, **kwargs)
         if name == "convolution" and not args[6]:  # torch's operator for all kinds: this one is not transposed

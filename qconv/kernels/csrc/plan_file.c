@@ -162,7 +162,8 @@ static int check_conv(const Check *check, const Op *op) {
 /* ---- what follows a sum ---- */
 static int check_residual(const Check *check, const Op *op, Size size) {
     if (op->residual == -1) return 1;
-    if (!reads(check, "residual", op->residual, F32) || !within(check, "res_stride", op->res_stride, 1, MOST) ||
+    if (!reads(check, "residual", op->residual, F32) || !within(check, "res_stride", op->res_stride, 0, MOST) ||
+        !within(check, "is_factor", op->is_factor, 0, 1) ||
         !within(check, "res_first", op->res_first, -MOST, MOST))
         return 0;
     const Size from = check->program->value_size[op->residual];

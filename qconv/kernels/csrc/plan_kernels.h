@@ -212,7 +212,10 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
     if (flags & TO_CODES) first = coder_of(o, 0, c), second = coder_of(o, codes - 1, c);
     for (int p = 0; p < count; p++, q++, acc += next) {
         F x = f_add(f_mul(f_load(acc), scale), bias);
-        if (flags & HAS_RESIDUAL) x = f_add(x, f_some(res + (res_at[q] + res_c), has));
+        if (flags & HAS_RESIDUAL) {
+            const F other = f_some(res + (res_at[q] + res_c), has);
+            x = op->is_factor ? f_mul(x, other) : f_add(x, other);
+        }
         if (s->rprelu != NULL) x = f_add(f_sloped(f_add(x, before), slope), after);
         x = f_min(high, f_max(low, x)); /* NaN stays */
         if (flags & TO_F32 && is_whole) f_store(f32 + (f32_at[q] + f32_c), x);
