@@ -5,6 +5,7 @@ order (``csrc/plan.h``). Nothing in them depends on the size of images or on the
 """
 
 import struct
+from itertools import chain
 from typing import Any
 
 import torch
@@ -98,10 +99,7 @@ class _Writer:
         records.append(output)
         counts = VERSION, len(self.values), len(records), operations[0].channels, 1, int(guard), 0
         parts = [HEAD.pack(MAGIC, *counts, self.length, 0), *(VALUE.pack(*value, 0) for value in self.values)]
-        for record in records:
-            parts.append(
-                OP.pack(*(number for name, default in _FIELDS.items() for number in record.get(name, default)))
-            )
+        parts += [OP.pack(*chain.from_iterable((_FIELDS | record).values())) for record in records]
         return torch.cat([torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8), *self.blob])
 
     def _put(self, *parts: Tensor) -> int:
