@@ -26,7 +26,8 @@ _BYTE = 255
 _SAME = ("contiguous", "detach", "dropout", "float", "alias")
 _SHAPES = ("flatten", "view", "reshape", "squeeze", "unsqueeze")
 _SUMS = ("add", "add_", "iadd")
-_WITH_NUMBERS = (*_SUMS, "sub", "sub_", "isub", "mul", "mul_", "imul")
+_PRODUCTS = ("mul", "mul_", "imul", "multiply")
+_WITH_NUMBERS = (*_SUMS, *_PRODUCTS, "sub", "sub_", "isub")
 _PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -165,10 +166,16 @@ class _Lowering(fx.Interpreter):
                 raise self._refused("a sum of two shapes")
             given = self._given(x.place)
             return self._add(ops.Add(**{**given, "inputs": (x.place, values[1].place)}))
+        if name in _PRODUCTS and len(values) == 2 and not kwargs:
+            return self._multiply(*values)
         if name in _WITH_NUMBERS and len(args) == 2 and len(values) == 1 and not kwargs:
             return self._with_constant(name, x, args[1])
         if name == "relu":
             return self._add(ops.Clamp(**self._given(x.place), low=0.0))
+        if name in ("hardsigmoid", "hardswish"):
+            return self._hard(x, is_swish=name == "hardswish")
+        if name == "as_strided_" and isinstance(self.program.operations[x.place], ops.Mean):
+            return x.place  # of one pixel, whatever its strides are
         if name == "mean":
             return self._mean(x, *args[1:], **kwargs)
         if name == "conv2d":
@@ -185,10 +192,29 @@ class _Lowering(fx.Interpreter):
             index[dim] = slice(start or None, None if end >= x.sample.shape[dim] else end, step)
             return self._strided(x, tuple(index))
         if name in ("pad", "constant_pad_nd"):
-            return self._zero_channels(x, *args[1:], **kwargs)
+            return self._padded(x, *args[1:], **kwargs)
         if name == "adaptive_avg_pool2d" and _pair(args[1] if len(args) > 1 else kwargs["output_size"]) == (1, 1):
             return self._add(ops.Mean(**self._given(x.place)))
         raise self._refused(name)
+
+    def _multiply(self, a: Value, b: Value) -> int:
+        """A product of two values, one of which may be a gate: a number for each channel."""
+        if a.sample.shape != b.sample.shape and a.sample.shape[2:].numel() == 1:
+            a, b = b, a
+        is_gate = a.sample.shape != b.sample.shape
+        if is_gate and b.sample.shape != (*a.sample.shape[:2], 1, 1):
+            raise self._refused(f"a product of {tuple(a.sample.shape)} and {tuple(b.sample.shape)}")
+        given = {**self._given(a.place), "inputs": (a.place, b.place)}
+        return self._add(ops.Multiply(**given, is_gate=is_gate))
+
+    def _hard(self, x: Value, is_swish: bool) -> int:
+        """``min(max(x + 3, 0), 6) / 6``, and its product with x."""
+        given = self._given(x.place)
+        ones, zeros = torch.ones(given["channels"]), torch.zeros(given["channels"])
+        place = self._add(ops.Affine(**given, scale=ones, bias=3 * ones))
+        place = self._add(ops.Clamp(**self._given(place), low=0.0, high=6.0))
+        place = self._add(ops.Affine(**self._given(place), scale=ones / 6, bias=zeros))
+        return self._add(ops.Multiply(**{**given, "inputs": (x.place, place)})) if is_swish else place
 
     def _reshaped(self, x: Value, sample: Tensor) -> int:
         """A new shape of the same pixels: rows of whole images, or images of one pixel."""
@@ -205,7 +231,7 @@ class _Lowering(fx.Interpreter):
             raise self._refused(f"{name} of shape {tuple(number.shape)}")
         of_channels = number.flatten().expand(given["channels"]).clone()
         ones, zeros = torch.ones(given["channels"]), torch.zeros(given["channels"])
-        if name.strip("i_") == "mul":
+        if name in _PRODUCTS:
             return self._add(ops.Affine(**given, scale=of_channels, bias=zeros))
         return self._add(ops.Affine(**given, scale=ones, bias=-of_channels if "sub" in name else of_channels))
 
@@ -262,11 +288,20 @@ class _Lowering(fx.Interpreter):
         stride = index[2].step or 1, index[3].step or 1
         return x.place if stride == (1, 1) else self._add(ops.Take(**self._given(x.place), stride=stride))
 
-    def _zero_channels(self, x: Value, pad: Any, mode: Any = "constant", value: float | None = None) -> int:
-        if len(pad) != 6 or any(pad[:4]) or min(pad) < 0 or mode not in ("constant", 0) or value:
+    def _padded(self, x: Value, pad: Any, mode: Any = "constant", value: float | None = None) -> int:
+        """Channels of zeros, or zeros around the images: those are what a convolution by 1 pads with."""
+        left, right, top, bottom, first, last = (*pad, *[0] * 6)[:6]
+        if len(pad) > 6 or min(pad) < 0 or mode not in ("constant", 0) or value or x.sample.ndim != 4:
             raise self._refused("pad")
-        given = self._given(x.place)
-        return self._add(ops.Take(**{**given, "channels": given["channels"] + pad[4] + pad[5]}, first=pad[4]))
+        if first or last:
+            given = self._given(x.place)
+            place = self._add(ops.Take(**{**given, "channels": given["channels"] + first + last}, first=first))
+            x = Value(place, x.sample)
+        if not any(pad[:4]):
+            return x.place
+        given, window = self._given(x.place), Window(padding=(left, right, top, bottom))
+        ones = torch.ones(given["channels"], 1, 1, 1)
+        return self._add(ops.ConvFloats(**given, weight=ones, window=window, groups=given["channels"]))
 
     # Modules
 
@@ -287,10 +322,14 @@ class _Lowering(fx.Interpreter):
             return self._add(
                 ops.Clamp(**given, low=-torch.inf if low is None else low, high=torch.inf if high is None else high)
             )
+        if isinstance(module, nn.Hardsigmoid | nn.Hardswish):
+            return self._hard(x, is_swish=isinstance(module, nn.Hardswish))
         if isinstance(module, nn.PReLU):
             return self._prelu(x, module.weight)
         if isinstance(module, nn.LeakyReLU):
             return self._prelu(x, torch.tensor(module.negative_slope))
+        if isinstance(module, nn.ZeroPad2d):
+            return self._padded(x, module.padding)
         if isinstance(module, nn.AdaptiveAvgPool2d):
             if _pair(module.output_size) == (1, 1):
                 return self._add(ops.Mean(**given))

@@ -17,6 +17,7 @@ from .operations import (
     Input,
     Maximum,
     Mean,
+    Multiply,
     Operation,
     PReLU,
     Program,
@@ -35,11 +36,19 @@ class NotFused(ValueError):  # noqa: N818  # not an error: the reason why a netw
 
 
 class Residual(NamedTuple):
-    """A stored value that a kernel adds: every `stride`-th row and column; channel c is its channel ``c − first``."""
+    """A stored value that a kernel adds, or multiplies by.
+
+    Attributes:
+        value: the number of its operation.
+        stride: of its rows and columns; 0 takes the first pixel for all.
+        first: channel c is its channel ``c − first``, or 0 if there is none.
+        is_factor: whether it multiplies.
+    """
 
     value: int
-    stride: int
-    first: int
+    stride: int = 1
+    first: int = 0
+    is_factor: bool = False
 
 
 class Shifted(NamedTuple):
@@ -59,7 +68,7 @@ class Kernel:
         source: the operation; a `Maximum` of one pixel where a stored value is changed alone.
         value: the number of the operation whose value is stored.
         affine: a scale and a bias.
-        residual: what is added.
+        residual: what is added, or multiplied by.
         prelu: with shifts around it.
         clamp: the ends.
         floats: whether the value is stored as floats.
@@ -151,6 +160,10 @@ class _Fusing:
             kernel.residual = self._residual(second if first == kernel.value else first)
             if kernel.residual is None:
                 return False
+        elif isinstance(operation, Multiply) and kernel.stage < 2:
+            kernel.residual = self._factor(operation, kernel.value)
+            if kernel.residual is None:
+                return False
         elif isinstance(operation, Clamp) and kernel.stage < 4:
             kernel.clamp = operation
         else:
@@ -171,6 +184,15 @@ class _Fusing:
             last, after = place + 1, following.bias
         return first, Shifted(before, prelu.slope, after, last)
 
+    def _factor(self, operation: Multiply, value: int) -> Residual | None:
+        """Return what a value is multiplied by; None if that is not stored yet, or has more pixels."""
+        first, second = operation.inputs
+        other = second if first == value else first
+        if other not in self.stored or (operation.is_gate and first != value):
+            return None
+        self.stored[other].floats = True
+        return Residual(other, 0 if operation.is_gate else 1, 0, True)
+
     def _residual(self, value: int) -> Residual | None:
         """Return a stored value, perhaps behind takes; None if it is not stored yet."""
         rows = columns = 1
@@ -182,7 +204,7 @@ class _Fusing:
             return None
         if rows != columns:
             self._read(value)
-            return Residual(value, 1, 0)
+            return Residual(value)
         self.stored[base].floats = True
         return Residual(base, rows, first)
 

@@ -149,6 +149,16 @@ class Add(Operation):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Multiply(Operation):
+    """``round(a · b)``; b has the shape of a, or one pixel for all of its image (`is_gate`)."""
+
+    is_gate: bool = False
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0] * values[1]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PReLU(Operation):
     """``x`` if ``x > 0``, else ``round(x · slope_c)``, of channels."""
 

@@ -156,8 +156,8 @@ class _Writer:
         if kernel.affine is not None:
             record |= {"scale": (self._put(kernel.affine.scale),), "bias": (self._put(kernel.affine.bias),)}
         if kernel.residual is not None:
-            value, stride, first = kernel.residual
-            record |= {"residual": (self.stored[value, _FLOATS],)}
+            value, stride, first, is_factor = kernel.residual
+            record |= {"residual": (self.stored[value, _FLOATS],), "is_factor": (int(is_factor),)}
             record |= {"residual_stride": (stride,), "residual_first": (first,)}
         if kernel.prelu is not None:
             record["prelu"] = (self._put(*kernel.prelu[:3]),)
