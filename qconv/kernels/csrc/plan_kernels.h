@@ -21,7 +21,8 @@ LANE I add_whole(const int kind, I sum, const char *x, const char *w, int v, con
 #if defined(HAS_CODES_4)
     case SUM_CODES_4: return i_dot(sum, unit, v ? i_high(i_load(w)) : i_low(i_load(w)));
 #endif
-#if defined(HAS_VNNI)
+#if defined(HAS_AVX2_CODES)
+    case SUM_CODES_SMALL: return i_dot_small(sum, unit, i_load(w + 64 * v));
     case SUM_CODES_VNNI: return i_dot_vnni(sum, unit, i_load(w + 64 * v));
 #endif
     default: return i_dot(sum, unit, i_load(w + 64 * v));
@@ -97,16 +98,16 @@ TILES(BITS) TILES(MASKED) TILES(CODES) TILES(FLOATS) TILES(SPREAD) TILES(DEEP)
 #if defined(HAS_CODES_4)
 TILES(CODES_4)
 #endif
-#if defined(HAS_VNNI)
-TILES(CODES_VNNI)
+#if defined(HAS_AVX2_CODES)
+TILES(CODES_SMALL) TILES(CODES_VNNI)
 #endif
 static const Tile tiles[SUMS][3][2] = {
     TABLE(BITS), TABLE(MASKED), TABLE(CODES), TABLE(FLOATS), TABLE(SPREAD), TABLE(DEEP),
 #if defined(HAS_CODES_4)
     TABLE(CODES_4),
 #endif
-#if defined(HAS_VNNI)
-    TABLE(CODES_VNNI),
+#if defined(HAS_AVX2_CODES)
+    TABLE(CODES_SMALL), TABLE(CODES_VNNI),
 #endif
 #if defined(HAS_NIBBLES)
     [SUM_NIBBLES] = {{NIBBLES_4_2, NIBBLES_4_4}, {NIBBLES_2_2, NIBBLES_2_4}, {NIBBLES_1_2, NIBBLES_1_4}},

@@ -5,7 +5,7 @@
 #define LANE INLINE TARGET
 #define PIXELS 4 /* of the largest tile */
 #define VECTORS 1
-#define HAS_VNNI 1
+#define HAS_AVX2_CODES 1
 
 typedef struct { __m256 a, b; } F;
 typedef struct { __m256i a, b; } I;
@@ -82,15 +82,28 @@ LANE void i_bytes(void *to, I x) {
     const __m128i second = _mm_unpacklo_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
     _mm_storeu_si128(to, _mm_unpacklo_epi64(first, second));
 }
+/* By asm: gcc 12 copies the sums of the intrinsic back and forth in every step. */
+LANE __m256i plus(__m256i sum, __m256i x) {
+    __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));
+    return sum;
+}
 /* Products of 16 bits, which do not saturate: bytes of even places, then of odd ones. */
 LANE __m256i dot(__m256i sum, __m256i codes, __m256i weights) {
     const __m256i even = _mm256_and_si256(codes, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(codes, 8);
     const __m256i w_even = _mm256_srai_epi16(_mm256_slli_epi16(weights, 8), 8), w_odd = _mm256_srai_epi16(weights, 8);
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, w_even));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, w_odd));
+    const __m256i both = _mm256_add_epi32(_mm256_madd_epi16(even, w_even), _mm256_madd_epi16(odd, w_odd));
+    return plus(sum, both);
 }
 LANE I i_dot(I sum, I codes, I weights) {
     return I_EACH(dot(sum.a, codes.a, weights.a), dot(sum.b, codes.b, weights.b));
+}
+/* Weights of at most 64, whose products with two codes fit into 16 bits. */
+LANE __m256i dot_small(__m256i sum, __m256i codes, __m256i weights) {
+    const __m256i pairs = _mm256_maddubs_epi16(codes, weights);
+    return plus(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+LANE I i_dot_small(I sum, I codes, I weights) {
+    return I_EACH(dot_small(sum.a, codes.a, weights.a), dot_small(sum.b, codes.b, weights.b));
 }
 /* AVX-VNNI. By asm, so that the rest need not be compiled once more for it. */
 LANE I i_dot_vnni(I sum, I codes, I weights) {

@@ -56,19 +56,26 @@ static Shape shape_of(const Plan *plan, const Step *s) {
 /* Whether blocks of nv vectors hold channels of one group alone. */
 static int is_apart(const Op *op, int fan_out, int nv) { return op->groups == 1 || fan_out % (nv * LANES) == 0; }
 
-/* Weights of 4 bits, times 16 in the sums. */
-static int are_nibbles(const Plan *plan, const Step *s, int64_t filter) {
+/* Whether all weights are in -most to most - 1, and sums of them, times `times`, fit into 32 bits. */
+static int are_small(const Plan *plan, const Step *s, int64_t filter, int most, int times) {
     const int64_t count = (int64_t)s->op->kh * s->op->kw * s->cin;
     for (int64_t o = 0; o < s->op->cout; o++) {
         int64_t sum = 0;
         for (int64_t i = 0; i < count; i++) {
             const int w = filter_code(s->op, plan->program.blob + s->op->weight + o * filter, i);
-            if (w < -8 || w > 7) return 0;
+            if (w < -most || w >= most) return 0;
             sum += abs(w);
         }
-        if (sum * 16 > INT32_MAX / 255) return 0;
+        if (sum * times > INT32_MAX / 255) return 0;
     }
     return 1;
+}
+
+static int codes_kernel(const Plan *plan, const Step *s, const Shape *shape) {
+    if (plan->isa == AVX2 && plan->has_vnni) return SUM_CODES_VNNI;
+    if (plan->isa == AVX2 && are_small(plan, s, shape->filter, 64, 1)) return SUM_CODES_SMALL;
+    /* Weights of 4 bits, two to a byte, each times 16 in the sums. */
+    return s->nv == 2 && are_small(plan, s, shape->filter, 8, 16) ? SUM_CODES_4 : SUM_CODES;
 }
 
 static int bits_kernel(const Plan *plan, Step *s, const Shape *shape) {
@@ -87,10 +94,7 @@ static int kernel_of(const Plan *plan, Step *s, const Shape *shape) {
     const Op *op = s->op;
     s->nv = plan->isa == AVX512 && s->cpad > LANES && is_apart(op, shape->fan_out, 2) ? 2 : 1;
     if (op->kind == CONV_BITS) return bits_kernel(plan, s, shape);
-    if (op->kind == CONV_CODES) {
-        if (plan->isa == AVX2 && plan->has_vnni) return SUM_CODES_VNNI;
-        return s->nv == 2 && are_nibbles(plan, s, shape->filter) ? SUM_CODES_4 : SUM_CODES;
-    }
+    if (op->kind == CONV_CODES) return codes_kernel(plan, s, shape);
     if (is_apart(op, shape->fan_out, 1)) return SUM_FLOATS;
     return s->cin == 1 && shape->fan_out == 1 ? SUM_DEEP : SUM_SPREAD;
 }

@@ -8,11 +8,11 @@
 /* GROUP: images that late ops take at once; SLACK: readable bytes behind a value; STRIP: pixels of one thread. */
 enum { LANES = 16, GROUP = 4, SLACK = 256, STRIP = 8 };
 
-/* How sums are made. MASKED: bits with a mask for each weight. SPREAD: floats of channels that lie anywhere, one for
- * each lane; DEEP: the same where they follow each other. CODES_4: weights of 4 bits. CODES_VNNI: AVX2 with AVX-VNNI.
- * NIBBLES: bits of AVX2, by a table for each 4 of them. */
-enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_VNNI, SUM_FLOATS, SUM_SPREAD, SUM_DEEP };
-enum { SUMS = SUM_DEEP + 1 };
+/* How sums are made. MASKED: bits with a mask for each weight; NIBBLES: bits of AVX2, by a table for each 4 of them.
+ * CODES_4: weights of 4 bits; CODES_SMALL: weights of at most 64 on AVX2; CODES_VNNI: AVX2 with AVX-VNNI. SPREAD: floats
+ * of channels that lie anywhere, one for each lane; DEEP: the same where they follow each other. */
+enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_SMALL, SUM_CODES_VNNI };
+enum { SUM_FLOATS = SUM_CODES_VNNI + 1, SUM_SPREAD, SUM_DEEP, SUMS };
 
 /* Where a value lies in an arena, as (H, W, C) with a border that holds `fill`. */
 typedef struct {

@@ -15,7 +15,7 @@
 enum { MOST_THREADS = 64 };
 /* Rounds of waiting before a worker yields its core, before it sleeps, and before the publisher sleeps. */
 enum { WORKER_SPINS = 200, YIELDS = 200, WAIT_SPINS = 2000 };
-/* In nanoseconds: when workers are woken again, and a wait that is too long; after it calls work alone ALONE times it. */
+/* Nanoseconds until workers are woken again, and of a wait that is too long; then calls work alone ALONE times it. */
 enum { SOON = 1000000, LATE = 64 * SOON, STALL = 200000, ALONE = 20 };
 #define CLOSED UINT32_MAX /* the next piece while a round is being written */
 
