@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         onnx as onnx,
         optim as optim,
         packed as packed,
+        program as program,
         quantizers as quantizers,
         schemes as schemes,
         training as training,
@@ -119,7 +120,7 @@ _OF_EXTRAS = {
 _LATER = {name: place for place, names in _PLACES.items() for name in names}
 _PUBLIC = (
     *("bench", "cli", "data", "distillation", "grad", "images", "inference", "layers", "methods", "models"),
-    *("onnx", "optim", "packed", "quantizers", "schemes", "training", "zoo"),
+    *("onnx", "optim", "packed", "program", "quantizers", "schemes", "training", "zoo"),
 )
 _MODULES = {
     **{name: name for name in _PUBLIC},
