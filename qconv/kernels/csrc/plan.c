@@ -16,23 +16,6 @@
 #endif
 
 /* ---- opening ---- */
-void *plan_keep(Plan *plan, int64_t bytes) {
-    if (plan->kept_count == plan->kept_room) {
-        const int64_t room = 2 * plan->kept_room + 64;
-        void **kept = realloc(plan->kept, (size_t)room * sizeof *kept);
-        plan->failed |= kept == NULL;
-        if (kept == NULL) return NULL;
-        plan->kept = kept, plan->kept_room = room;
-    }
-    const size_t size = (size_t)round_up(bytes + 64, 64); /* kernels may read on to the end of a vector */
-    void *p = aligned_alloc(64, size);
-    plan->failed |= p == NULL;
-    if (p == NULL) return NULL;
-    plan->kept[plan->kept_count++] = memset(p, 0, size);
-    plan->packed_bytes += bytes;
-    return p;
-}
-
 #if defined(__x86_64__)
 static int has_vnni(void) {
     unsigned a, b, c, d;

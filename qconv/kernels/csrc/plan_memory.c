@@ -1,10 +1,27 @@
-/* Where values lie. Memory is shared by values that do not live at the same time. A value with a border, and bits,
+/* What a plan allocates, and where values lie. Memory is shared by values that do not live at the same time. A value with a border, and bits,
  * whose pixels may end in a gap, share only with values of the same geometry: so borders and gaps are filled once. */
 #include "plan_steps.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+void *plan_keep(Plan *plan, int64_t bytes) {
+    if (plan->kept_count == plan->kept_room) {
+        const int64_t room = 2 * plan->kept_room + 64;
+        void **kept = realloc(plan->kept, (size_t)room * sizeof *kept);
+        plan->failed |= kept == NULL;
+        if (kept == NULL) return NULL;
+        plan->kept = kept, plan->kept_room = room;
+    }
+    const size_t size = (size_t)round_up(bytes + 64, 64); /* kernels may read on to the end of a vector */
+    void *p = aligned_alloc(64, size);
+    plan->failed |= p == NULL;
+    if (p == NULL) return NULL;
+    plan->kept[plan->kept_count++] = memset(p, 0, size);
+    plan->packed_bytes += bytes;
+    return p;
+}
 
 /* The ops that write a value first and read it last; values of one owner have one piece of memory. */
 typedef struct { int32_t first, last, owner; int is_framed; int64_t room; } Life;
