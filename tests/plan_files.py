@@ -9,13 +9,13 @@ import torch
 
 from qconv.kernels.native import kernels
 
-HEAD, VALUE, OP = struct.Struct("<8i2q"), struct.Struct("<4i"), struct.Struct("<36i4f7q")
+HEAD, VALUE, OP = struct.Struct("<10iq"), struct.Struct("<4i"), struct.Struct("<36i4f7q")
 INPUT, CONV_BITS, CONV_CODES, CONV_FLOATS, MEAN, OUTPUT, AVERAGE, MAXIMUM = range(8)
 F32, U8, BITS = range(3)
 INTEGERS = (
     *("kind", "input", "cout", "kh", "kw", "sh", "sw", "dh", "dw", "top", "left", "bottom", "right", "ceil", "groups"),
     *("pad_value", "zero", "weight_bits", "residual", "res_stride", "res_first", "out_f32", "out_bits", "codes"),
-    *("code0", "code1", "form0", "form1", "low0", "low1", "high0", "high1", "zero0", "zero1", "none0", "none1"),
+    *("code0", "code1", "form0", "form1", "low0", "low1", "high0", "high1", "zero0", "zero1", "is_factor", "none"),
 )
 FLOATS = "clamp_low", "clamp_high", "number0", "number1"
 PLACES = "weight", "scale", "bias", "edges", "rprelu", "table0", "table1"
@@ -67,9 +67,10 @@ class File:
             "in_channels": 3,
             "outputs": outputs,
             "guard": 1,
+            "height": 0,
+            "width": 0,
             "none": 0,
             "blob_bytes": len(self.blob),
-            "nothing": 0,
             **self.head,
         }
         values = b"".join(VALUE.pack(*value) for value in self.values)

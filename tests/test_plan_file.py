@@ -43,6 +43,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "ops": (head(ops=1 << 30), r"ops \(=1073741824\) must be in 1 to"),
     "blob": (head(blob_bytes=5), "the file has .* bytes, and should have"),
     "outputs": (head(outputs=3), r"outputs \(=3\), but there are 2"),
+    "another size": (head(height=40, width=40), "the program is for images of 40 x 40"),
     "guard": (head(guard=2), r"guard \(=2\)"),
     "type": (value(0, 3, 3, 0), r"the type of a value \(=3\)"),
     "no channels": (value(0, F32, 0, 0), r"the channels of a value \(=0\)"),

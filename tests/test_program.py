@@ -527,12 +527,15 @@ def test_messages_of_qconv_run(qconv_run: str, tmp_path: Path) -> None:
     file = tmp_path / "model.qcp"
     qconv.save_program(network("bnn"), file, torch.randn(1, 3, 8, 8))
     (tmp_path / "cut.qcp").write_bytes(file.read_bytes()[:-100])
+    flat = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2 * 36, 3))
+    qconv.save_program(trained(flat, None, torch.randn(4, 3, 8, 8)), tmp_path / "flat.qcp", torch.randn(1, 3, 8, 8))
     for arguments, rc, message in [
         ([], 2, "usage: "),
         ([file, "8"], 2, "usage: "),
         ([file, "8", "eight"], 2, "usage: "),
         ([tmp_path / "none.qcp", "8", "8"], 1, "none.qcp: No such file or directory"),
         ([tmp_path / "cut.qcp", "8", "8"], 1, "cut.qcp: "),
+        ([tmp_path / "flat.qcp", "8", "9"], 1, "flat.qcp: the program is for images of 8 x 8"),
         ([file, "8", "8"], 1, "the standard input: it ends within an image"),
     ]:
         done = subprocess.run([qconv_run, *arguments], input=bytes(100), capture_output=True, check=False)

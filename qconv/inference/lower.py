@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..layers import QConv2d, QLinear, QuantizedLayer
@@ -59,6 +61,25 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
         raise Refused("its forward stays Python")
     if sample.ndim != 4 or sample.dtype != torch.float32 or not sample.numel():
         raise Refused(f"its input ({sample.dtype}, of shape {tuple(sample.shape)}) is not images of float32")
+    program = _lowered(network, sample)
+    if program.size is None and not _is_of_any_size(program, network, sample):
+        program.size = sample.shape[2], sample.shape[3]
+    return program
+
+
+def _is_of_any_size(program: Program, network: fx.GraphModule, sample: Tensor) -> bool:
+    """Whether larger images have the same program: padding, for example, may depend on their size."""
+    try:
+        other = _lowered(network, F.pad(sample, (0, 1, 0, 1)))
+    except Exception:  # noqa: BLE001  # a network may take one size only, and raise anything
+        return False
+    pairs = list(zip(program.operations, other.operations, strict=False))
+    return len(pairs) == len(program.operations) == len(other.operations) and all(
+        type(a) is type(b) and _equal(a, b) for a, b in pairs
+    )
+
+
+def _lowered(network: fx.GraphModule, sample: Tensor) -> Program:
     program = Program(sample.shape[1])
     two = sample[:1].repeat(2, 1, 1, 1)  # two images: a dimension of 1 is another one
     output = _Lowering(network, program, [(sample.shape[2], sample.shape[3])], "").run(Value(0, two))
@@ -379,6 +400,8 @@ class _Lowering(fx.Interpreter):
             return self._integers(layer.conv, x)
         if isinstance(layer, IntegerLayer):
             return self._integers(layer, x)
+        if getattr(layer, "border_value", 0) or (isinstance(layer, SignConv2d) and layer.window.padding_value):
+            raise self._refused("floats that are padded with another number than 0")
         if type(layer) is SignConv2d:
             window = _window(layer.weight.shape[2:4], layer.window)
             return self._floats(layer.float_weight(), layer.bias, window, layer.window.groups, x)
@@ -448,7 +471,7 @@ class _Lowering(fx.Interpreter):
             return x.place
         if encode is None:
             return self._shared(ops.Sign(**given, edge=torch.zeros(given["channels"])))
-        if not encode.quantizer.is_elementwise:
+        if not encode.quantizer.at_work.is_elementwise:
             raise self._refused("signs that depend on more than one number")
         shape = (1, x.sample.shape[1], 1, -1)
 
@@ -463,7 +486,7 @@ class _Lowering(fx.Interpreter):
 
     def _codes(self, encode: Encode, x: Value) -> int:
         quantizer, (low, high, step, *_) = encode.quantizer, encode.levels
-        if step.numel() != 1 or not quantizer.is_elementwise:
+        if step.numel() != 1 or not quantizer.at_work.is_elementwise:
             raise self._refused("codes that depend on more than one number")
 
         def codes(v: Tensor) -> Tensor:
@@ -501,7 +524,7 @@ def _equal(one: Operation, other: Operation) -> bool:
 
 
 def _is_known(module: nn.Module) -> bool:
-    kinds = (IntegerLayer, OfLastDimension, SignConv2d, QuantizedLayer, Clamp, Distance)
+    kinds = (IntegerLayer, OfLastDimension, SignConv2d, QuantizedLayer, Clamp, Distance, _ConvNd, nn.Linear)
     return isinstance(module, kinds) or type(module).__module__.startswith("torch.nn")
 
 

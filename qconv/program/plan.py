@@ -18,7 +18,7 @@ from .fuse import Kernel, NotFused, fuse
 from .operations import Average, ConvBits, ConvCodes, ConvFloats, Input, Maximum, Mean, Program, Quantize, Size, Window
 
 MAGIC, VERSION = b"QCP1", 1
-HEAD = struct.Struct("<4s7i2q")
+HEAD = struct.Struct("<4s9iq")
 VALUE = struct.Struct("<4i")
 OP = struct.Struct("<36i4f7q")
 _FIELDS = {  # of an `OP`, in order, with their defaults
@@ -97,8 +97,11 @@ class _Writer:
         last, operations = self.program.output, self.program.operations
         output = {"kind": (_OUTPUT,), "input": (self.stored[last, _FLOATS],), "channels": (operations[last].channels,)}
         records.append(output)
-        counts = VERSION, len(self.values), len(records), operations[0].channels, 1, int(guard), 0
-        parts = [HEAD.pack(MAGIC, *counts, self.length, 0), *(VALUE.pack(*value, 0) for value in self.values)]
+        counts = VERSION, len(self.values), len(records), operations[0].channels, 1, int(guard)
+        parts = [
+            HEAD.pack(MAGIC, *counts, *(self.program.size or (0, 0)), 0, self.length),
+            *(VALUE.pack(*value, 0) for value in self.values),
+        ]
         parts += [OP.pack(*chain.from_iterable((_FIELDS | record).values())) for record in records]
         return torch.cat([torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8), *self.blob])
 

@@ -286,6 +286,8 @@ static int check_head(const Check *check, size_t count, int64_t height, int64_t 
         !within(check, "blob_bytes", head->blob_bytes, 0, (int64_t)1 << 48) ||
         !within(check, "height", height, 1, MOST) || !within(check, "width", width, 1, MOST))
         return 0;
+    if ((head->height || head->width) && (head->height != height || head->width != width))
+        return fail(check, "the program is for images of %d x %d", head->height, head->width);
     const int64_t wanted = (int64_t)sizeof(Head) + head->values * (int64_t)sizeof(Value) +
                            head->ops * (int64_t)sizeof(Op) + head->blob_bytes;
     return (int64_t)count == wanted ||

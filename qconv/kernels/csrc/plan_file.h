@@ -8,8 +8,9 @@ enum { INPUT, CONV_BITS, CONV_CODES, CONV_FLOATS, MEAN, OUTPUT, AVERAGE, MAXIMUM
 enum { PRODUCT, QUOTIENT, EDGES, FORMS }; /* how codes are found */
 
 typedef struct {
-    int32_t magic, version, values, ops, in_channels, outputs, guard, none;
-    int64_t blob_bytes, nothing;
+    int32_t magic, version, values, ops, in_channels, outputs, guard;
+    int32_t height, width, none; /* the only size of images; 0 for any */
+    int64_t blob_bytes;
 } Head;
 
 typedef struct { int32_t type, channels, fill, none; } Value;
