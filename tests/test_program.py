@@ -547,3 +547,128 @@ def test_what_has_no_program_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the model has no program: 'sigmoid': a program has no operation for it"):
         qconv.save_program(trained(Gated(), schemes.lsq(4, 4), x, skip=["first"]), tmp_path / "model.qcp", x)
     assert not (tmp_path / "model.qcp").exists()
+
+
+# What may go wrong between a graph and a program
+
+
+class Body(nn.Module):
+    """A quantized network with a forward of the caller's between its parts."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.fc, self.wide = nn.BatchNorm2d(8), nn.Linear(8, 5), nn.Linear(8 * 4, 5)
+        self.gate, self.aux, self.pool = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.MaxPool2d(2)
+        self.own = forward
+
+    def body(self, input: Tensor) -> Tensor:
+        return self.norm(self.conv(self.stem(input).relu()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.own(self, input)
+
+
+class Branch(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu(input) if input.shape[-1] > 8 else input * 2
+
+
+class Scale(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        input *= 2
+        return input
+
+
+BRANCH, SCALE = Branch(), Scale()
+
+
+def scaled_in_place(net: Any, x: Tensor) -> Tensor:
+    hidden = net.body(x)
+    twice = SCALE(hidden)
+    return net.fc((twice + hidden).mean((2, 3)))
+
+
+def unused(net: Any, x: Tensor) -> Tensor:
+    hidden = net.body(x)
+    net.aux(hidden[:, :, ::2, ::2])
+    return net.fc(hidden.mean((2, 3)))
+
+
+def written_view(net: Any, x: Tensor) -> Tensor:
+    hidden = net.body(x)
+    view = hidden[:, :, ::2, ::2]
+    view.relu_()
+    return net.fc(hidden.mean((2, 3)) + view.mean((2, 3)))
+
+
+FORWARDS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "numbers of the size": lambda net, x: net.body(x) * x.shape[2],
+    "padding by the size": lambda net, x: net.body(F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))),
+    "a branch on the size": lambda net, x: BRANCH(net.body(x)),
+    "a gate of one pixel": lambda net, x: (
+        (h := net.pool(net.pool(net.body(x)))) * F.hardsigmoid(net.gate(h.mean((2, 3), keepdim=True)))
+    ),
+    "a sum with one pixel": lambda net, x: (h := net.body(x)) + h.mean((2, 3), keepdim=True),
+    "flattened images": lambda net, x: net.wide(net.pool(net.pool(net.body(x))).flatten(1)),
+    "arguments by name": lambda net, x: F.linear(
+        F.prelu(torch.cat(tensors=[net.body(x)], dim=1), weight=torch.ones(1) / 3).mean((2, 3), dtype=torch.float32),
+        net.fc.weight,
+        bias=net.fc.bias,
+    ),
+    "layers by name": lambda net, x: net.fc(input=net.body(x).mean((2, 3))),
+    "a part that is not used": unused,
+    "squeezed": lambda net, x: net.fc(net.body(x).mean((2, 3), keepdim=True).squeeze()),
+    "a write in a module": scaled_in_place,
+    "a write to a view": written_view,
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_other_forwards_at_other_sizes(name: str) -> None:
+    """As the trained network, whether as a plan or not; and errors where it raises them."""
+    model = trained(
+        Body(FORWARDS[name]), schemes.lsq(4, 4), torch.randn(4, 3, 8, 8), skip=["stem", "fc", "wide", "gate"]
+    )
+    frozen = freeze(model)
+    for count, size in [(4, 8), (4, 16), (1, 16), (2, 9), (2, 4), (1, 8)]:
+        x = torch.randn(count, 3, size, size)
+        try:
+            wanted = model(x)
+        except (RuntimeError, IndexError):
+            with pytest.raises((RuntimeError, IndexError, ValueError)):
+                frozen(x)
+            continue
+        found = frozen(x)
+        assert found.shape == wanted.shape
+        assert (found - wanted).abs().max() <= 1e-4 * (1 + wanted.abs().max()) or verify(model, frozen, x).equal
+
+
+def test_tensors_that_c_can_not_read_and_other_defaults() -> None:
+    model, x = network("bnn"), torch.randn(2, 3, 8, 8)
+    frozen = freeze(model)
+    wanted = frozen(x)
+    made: Any = torch
+    for other in (made._neg_view(-x.clone()), made._efficientzerotensor(2, 3, 8, 8)):
+        assert torch.allclose(frozen(other), model(other), atol=1e-5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(frozen(x), wanted)
+        assert torch.equal(copy.deepcopy(frozen)(x), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_mean_of_many_equal_pixels() -> None:
+    x = torch.rand(1, 4, 1, 1).expand(1, 4, 1000, 1000).contiguous()
+    program = Program(4)
+    program.output = program.add(ops.Mean(inputs=(0,), channels=4))
+    found = program.run(x)
+    assert torch.equal(plan_of(program, (1000, 1000))(x, 2), found)
+    assert (found - x[..., :1, :1]).abs().max() < 2e-5
+
+
+def test_images_that_are_too_large_or_small_go_through_the_modules() -> None:
+    frozen = freeze(trained(nn.Sequential(nn.Conv2d(3, 8, 5), nn.Conv2d(8, 8, 1)), None, torch.randn(2, 3, 8, 8)))
+    with pytest.raises(RuntimeError, match="Kernel size can't be greater than actual input size"):
+        frozen(torch.randn(1, 3, 4, 4))

@@ -88,7 +88,9 @@ def run(options: argparse.Namespace) -> int:
             from ..inference import save_program
 
             out = options.out or folder / PROGRAM
-            save_program(model, out, example)
+            program = save_program(model, out, example)
+            size = "any height and width" if program.size is None else "{} x {} pixels".format(*program.size)
+            print(f"takes images of {program.operations[0].channels} channels and {size}")
         else:
             from ..onnx import export_onnx
 

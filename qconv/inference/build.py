@@ -109,15 +109,18 @@ class FrozenModel(nn.Module):
         """Return what runs these images as a plan; None if they go through the network module by module."""
         if (self.unplanned and not whatever_its_floats) or not _is_plain_images(input):
             return None
-        if self._planned is None or not self._planned.takes(input):
-            try:
+        size = input.shape[2], input.shape[3]
+        try:
+            if self._planned is None or not self._planned.takes(input):
                 program = lower(self.network, input)
-                floats, others = program.multiplications((input.shape[2], input.shape[3]))
+                floats, others = program.multiplications(size)
                 if floats > max(others, _MANY) and not whatever_its_floats:
                     raise Refused(f"{floats:,} multiplications of floats are faster in its modules")
                 self._planned, self.unplanned = Planned(program, self._hides_nan), ""
-            except (Refused, NotFused) as reason:
-                self.unplanned = str(reason).partition("\n")[0]  # torch.fx adds where it was
+            self._planned.open(size)
+        except (Refused, NotFused) as reason:
+            self.unplanned = str(reason).partition("\n")[0]  # torch.fx adds where it was
+            return None
         return self._planned
 
     def _run(self, input: Tensor) -> Tensor:
@@ -293,6 +296,8 @@ def _is_plain_images(input: Tensor) -> bool:
     return (
         is_plain(input)
         and input.is_cpu
+        and input.layout == torch.strided
+        and not (input.is_neg() or input._is_zerotensor())
         and (input.dtype, input.ndim) == (torch.float32, 4)
         and input.numel() > 0
         and not (torch.compiler.is_compiling() or is_wrapped(input) or torch.is_autocast_enabled("cpu"))

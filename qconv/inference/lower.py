@@ -18,6 +18,7 @@ from ..program.edges import NotMonotone, edges_of, first_floats, rises
 from ..program.operations import Operation, Program, Size, Window
 from ..quantizers import Identity
 from .adapters import Distance, OfLastDimension
+from .defaults import of_shipping
 from .frozen_layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer
 from .functional import Clamp
 from .one_magnitude import SignConv2d
@@ -47,8 +48,11 @@ class Value:
 
 
 @torch.no_grad()
+@of_shipping()
 def lower(network: nn.Module, sample: Tensor) -> Program:
     """Return the program of a frozen network.
+
+    Whether it holds for images of any size is tried at three other sizes; else `Program.size` is that of the sample.
 
     Args:
         network: of a `FrozenModel`.
@@ -68,15 +72,20 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
 
 
 def _is_of_any_size(program: Program, network: fx.GraphModule, sample: Tensor) -> bool:
-    """Whether larger images have the same program: padding, for example, may depend on their size."""
-    try:
-        other = _lowered(network, F.pad(sample, (0, 1, 0, 1)))
-    except Exception:  # noqa: BLE001  # a network may take one size only, and raise anything
-        return False
-    pairs = list(zip(program.operations, other.operations, strict=False))
-    return len(pairs) == len(program.operations) == len(other.operations) and all(
-        type(a) is type(b) and _equal(a, b) for a, b in pairs
-    )
+    """Whether images of other sizes have the same program: padding, for example, may depend on the size."""
+    height, width = sample.shape[2:]
+    for size in ((height + 1, width + 1), (2 * height, 2 * width), (height // 2, width // 2)):
+        try:
+            other = _lowered(network, F.interpolate(sample[:1], size))
+        except Exception:  # noqa: BLE001  # a network may take one size only, and raise anything
+            return False
+        pairs = list(zip(program.operations, other.operations, strict=False))
+        is_equal = len(pairs) == len(program.operations) == len(other.operations) and all(
+            type(a) is type(b) and _equal(a, b) for a, b in pairs
+        )
+        if not is_equal:
+            return False
+    return True
 
 
 def _lowered(network: fx.GraphModule, sample: Tensor) -> Program:
@@ -90,7 +99,7 @@ def _lowered(network: fx.GraphModule, sample: Tensor) -> Program:
     program.output, program.is_flat = output.place, output.sample.ndim == 2
     if program.is_flat and output.sample.shape[1] != program.operations[output.place].channels:
         raise Refused("it returns flattened images")
-    return program
+    return program.pruned()
 
 
 class _Lowering(fx.Interpreter):
@@ -114,6 +123,8 @@ class _Lowering(fx.Interpreter):
         first = self.env.get(n.all_input_nodes[0]) if n.all_input_nodes else None
         if isinstance(result, Value) and isinstance(first, Value) and writes_in_place(self.network, n):
             before = first.place
+            if isinstance(self.program.operations[before], ops.Take):
+                raise self._refused("a write to a view")
             for value in self.env.values():
                 if isinstance(value, Value) and value.place == before:
                     value.place = result.place
@@ -141,7 +152,11 @@ class _Lowering(fx.Interpreter):
         if not any(isinstance(leaf, Value) for leaf in tree_leaves((args, kwargs))):
             return result
         if isinstance(result, Tensor):
-            return Value(lowered(result), result)
+            try:
+                return Value(lowered(result), result)
+            except (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError) as error:
+                what = getattr(call, "__name__", type(call).__name__)
+                raise self._refused(f"{what}, called with other arguments than usual") from error
         if any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             raise self._refused("several tensors")
         return result
@@ -152,10 +167,15 @@ class _Lowering(fx.Interpreter):
             raise self._refused(type(module).__name__)
         from torch.fx.experimental.proxy_tensor import make_fx  # it takes a second to import
 
+        drawn = torch.get_rng_state()
         try:
             inner = make_fx(module)(*map(_unwrapped, args))
         except Exception as error:  # a foreign forward may raise anything
             raise self._refused(type(module).__name__) from error
+        targets: list[Any] = [node.target for node in inner.graph.nodes if node.op == "call_function"]
+        writes = [target for target in targets if target._schema.is_mutable and "as_strided" not in str(target)]
+        if writes or not torch.equal(drawn, torch.get_rng_state()):
+            raise self._refused(f"{type(module).__name__} writes in place, or draws random numbers")
         return _Lowering(inner, self.program, self.sizes, f"{self.name}.").run(*args)
 
     def _refused(self, what: str) -> Refused:
@@ -183,8 +203,12 @@ class _Lowering(fx.Interpreter):
             args = x, _ = args[1], x
         if not isinstance(x, Value) or len(values) != sum(isinstance(v, Value) for v in tree_leaves((args, kwargs))):
             raise self._refused(name)
+        if name == "dropout" and (args[2] if len(args) > 2 else kwargs.get("training", True)):
+            raise self._refused("dropout in evaluation")
         if name in _SAME:
             return x.place
+        if name == "squeeze" and len(args) + len(kwargs) == 1:
+            raise self._refused("squeeze() of any dimension, that of one image too")
         if name in _SHAPES:
             return self._reshaped(x, sample)
         if name in _SUMS and len(values) == 2 and not kwargs:
@@ -204,14 +228,14 @@ class _Lowering(fx.Interpreter):
             return x.place  # of one pixel, whatever its strides are
         if name == "mean":
             return self._mean(x, *args[1:], **kwargs)
-        if name == "linear" and x.sample.ndim == 2 and isinstance(args[1], Tensor):
-            return self._floats(args[1][..., None, None], args[2] if len(args) > 2 else None, Window(), 1, x)
+        if name == "linear":
+            return self._linear(*args, **kwargs)
         if name == "conv2d":
             return self._convolution(*args, **kwargs)
         if name == "convolution" and not args[6]:  # torch's operator for all kinds: this one is not transposed
             return self._convolution(*args[:6], groups=args[8])
         if name in ("prelu", "_prelu_kernel"):
-            return self._prelu(x, args[1])
+            return self._prelu(*args, **kwargs)
         if name == "getitem":
             return self._strided(x, args[1])
         if name == "slice":
@@ -283,9 +307,14 @@ class _Lowering(fx.Interpreter):
             joined = taken if joined < 0 else self._add(ops.Add(**{**given, "inputs": (joined, taken)}))
         return joined
 
+    def _linear(self, input: Value, weight: Tensor, bias: Tensor | None = None) -> int:
+        if input.sample.ndim != 2:
+            raise self._refused("a linear layer of more than rows")
+        return self._floats(weight[..., None, None], bias, Window(), 1, input)
+
     def _convolution(
         self,
-        x: Value,
+        input: Value,
         weight: Tensor,
         bias: Tensor | None = None,
         stride: Any = 1,
@@ -299,11 +328,11 @@ class _Lowering(fx.Interpreter):
         rows, columns = _pair(padding)
         kernel = weight.shape[2], weight.shape[3]
         window = Window(kernel, _pair(stride), (columns, columns, rows, rows), _pair(dilation))
-        return self._floats(weight, bias, window, groups, x)
+        return self._floats(weight, bias, window, groups, input)
 
-    def _prelu(self, x: Value, slope: Tensor) -> int:
+    def _prelu(self, x: Value, weight: Tensor) -> int:
         given = self._given(x.place)
-        return self._add(ops.PReLU(**given, slope=slope.detach().flatten().expand(given["channels"]).clone()))
+        return self._add(ops.PReLU(**given, slope=weight.detach().flatten().expand(given["channels"]).clone()))
 
     def _strided(self, x: Value, index: Any) -> int:
         is_whole = (
@@ -364,7 +393,7 @@ class _Lowering(fx.Interpreter):
             if x.sample.shape != sample.shape:
                 raise self._refused(f"{module}")
             self.program.size = self.sizes[0]  # at which it changes nothing
-            return x.place
+            return self._add(ops.Take(**given))
         if isinstance(module, nn.AvgPool2d | nn.MaxPool2d):
             return self._pooled(module, given)
         if isinstance(module, _NORMS):

@@ -2,17 +2,19 @@
 
 import os
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ..ground.files import atomic_file
+from ..program.operations import Program
 from .build import build
 from .freeze import check
 
 
 @torch.no_grad()
-def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor) -> None:
+def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor) -> Program:
     """Write a trained model as a program, which ``qconv_run`` runs without Python (docs: Without Python).
 
     The file holds a list of kernels and the weights in their bits; it knows neither the processor nor, unless a linear
@@ -23,12 +25,19 @@ def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor
         path: of the file.
         example: typical images (N, C, H, W), on which `verify` compares the frozen model with the trained one.
 
+    Returns:
+        The program; its first operation has the channels of the images, and `size` is the only size that it takes.
+
     Raises:
         TypeError, ValueError: as `freeze`.
         ValueError: a program has no operation for a part of the model, which the message names.
     """
+    if not isinstance(example, Tensor):
+        raise TypeError(f"example ({type(example).__name__}) must be a tensor of images")
+    example = example.detach().cpu()
     frozen = build(model, 0.0, example)
-    content = frozen.program_bytes(example.detach().cpu())
+    content = frozen.program_bytes(example)
     check(model, frozen, example)
     with atomic_file(Path(path)) as file:
         file.write(content)
+    return cast(Program, frozen.program(example))

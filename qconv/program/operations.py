@@ -6,7 +6,7 @@ neither contracts nor reorders them gives the same bits. Tensors "of channels" a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -260,11 +260,12 @@ class Maximum(Operation):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Mean(Operation):
-    """The mean of all pixels: added by rows and columns, then divided by their number; (N, C, 1, 1)."""
+    """The mean of all pixels: each row is added up, then the rows; divided by their number; (N, C, 1, 1)."""
 
     def run(self, *values: Tensor) -> Tensor:
-        parts = values[0].flatten(2).unbind(2)
-        return (_in_turn(parts) / len(parts))[..., None, None]
+        (x,) = values
+        rows = _in_turn(x.unbind(3))
+        return (_in_turn(rows.unbind(2)) / (x.shape[2] * x.shape[3]))[..., None, None]
 
     def size(self, size: Size) -> Size:
         return 1, 1
@@ -327,6 +328,19 @@ class Program:
         """Append an operation; return its number."""
         self.operations.append(operation)
         return len(self.operations) - 1
+
+    def pruned(self) -> "Program":
+        """Return the program without operations that no output needs."""
+        needed = {0, self.output}
+        for place in range(self.output, 0, -1):
+            needed |= {*self.operations[place].inputs} if place in needed else set()
+        kept = Program(self.operations[0].channels)
+        places = {old: new for new, old in enumerate(sorted(needed))}
+        for old in sorted(needed)[1:]:
+            operation = self.operations[old]
+            kept.add(replace(operation, inputs=tuple(places[given] for given in operation.inputs)))
+        kept.output, kept.is_flat, kept.size = places[self.output], self.is_flat, self.size
+        return kept
 
     def sizes(self, size: Size) -> list[Size]:
         """Return height and width of each operation's value for images of this size."""

@@ -234,7 +234,7 @@ class Plan:
 
     def __call__(self, input: Tensor, threads: int) -> Tensor:
         """Return (N, C, H, W) for images of the plan's shape, float32 on the CPU in any memory format."""
-        output = torch.empty(len(input), *self.shape, device="cpu")
+        output = torch.empty(len(input), *self.shape, dtype=torch.float32, device="cpu")
         self._module.plan_run(self._handle, input.data_ptr(), *input.stride(), len(input), threads, output.data_ptr())
         return output
 
@@ -269,13 +269,23 @@ class Planned:
         """Whether the program is one for images of this shape."""
         return input.shape[1] == self._channels and self._size in (None, tuple(input.shape[2:]))
 
-    def __call__(self, input: Tensor) -> Tensor:
-        """Return the output for images (N, C, H, W), float32 on the CPU."""
-        size = input.shape[2], input.shape[3]
+    def open(self, size: Size) -> Plan:
+        """Return the plan for images of this size.
+
+        Raises:
+            NotFused: the images are too small for a window, or their values too large for a plan.
+        """
         plan = self._plans.get(size)
         if plan is None:
             if len(self._plans) == _SIZES:
                 self._plans.pop(next(iter(self._plans)))
-            plan = self._plans[size] = Plan(self.content, size)
-        output = plan(input, torch.get_num_threads())
+            try:
+                plan = self._plans[size] = Plan(self.content, size)
+            except ValueError as error:
+                raise NotFused(str(error)) from error
+        return plan
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Return the output for images (N, C, H, W), float32 on the CPU."""
+        output = self.open((input.shape[2], input.shape[3]))(input, torch.get_num_threads())
         return output.flatten(1) if self._is_flat else output

@@ -355,7 +355,7 @@ static TARGET void pool(const Plan *plan, const Step *s, const Run *run, int ima
         }
 }
 
-/* The mean of all pixels: added up one after the other, then divided. */
+/* The mean of all pixels: each row is added up, then the rows; then divided. */
 static TARGET void mean(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
     const Op *op = s->op;
     const Place *place = &plan->places[op->in];
@@ -367,8 +367,11 @@ static TARGET void mean(const Plan *plan, const Step *s, const Run *run, int ima
     for (int c = start * LANES; c < stop * LANES; c += LANES) {
         const uint16_t some = channels_from(op, c);
         F a = f_zero();
-        for (int y = 0; y < size.h; y++)
-            for (int x = 0; x < size.w; x++) a = f_add(a, f_some(in + y * place->row + x * place->pixel + 4 * c, some));
+        for (int y = 0; y < size.h; y++) {
+            F row = f_zero();
+            for (int x = 0; x < size.w; x++) row = f_add(row, f_some(in + y * place->row + x * place->pixel + 4 * c, some));
+            a = f_add(a, row);
+        }
         float acc[LANES] __attribute__((aligned(64)));
         f_store(acc, f_div(a, f_all((float)size.h * (float)size.w)));
         finish_of(op)(&outs, acc, 0, 1, c, 1);

@@ -70,6 +70,7 @@ static int run(Plan *plan, int threads) {
         if (!failed && (int64_t)numbers % pixels) failed = fail("the standard input", "it ends within an image");
         if ((int64_t)numbers < AT_ONCE * pixels) break;
     }
+    if (!failed && (fflush(stdout) != 0 || ferror(stdout))) failed = fail("the standard output", strerror(errno));
     free(input);
     free(output);
     return failed;
