@@ -38,7 +38,7 @@ def ternary(x: Tensor, threshold: Tensor) -> Tensor:
 
 def divisor(step: Tensor) -> Tensor:
     """The step, or 1 if it is 0, as for a row of zeros."""
-    return torch.where(step == 0, 1.0, step)  # a NaN stays
+    return step + (step == 0)  # a NaN stays
 
 
 def level_step(count: float, like: Tensor) -> Tensor:
