@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import Whole
+from ..quantizers.base import Whole, is_plain
 from ..quantizers.form import Form
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding, Passing
@@ -15,28 +15,21 @@ from ..quantizers.numbers import wide
 from ..quantizers.observers import Extremes
 from ..quantizers.part import Rule
 from ..quantizers.percentiles import Percentiles, extent
-from ..quantizers.rounding import Rounding
+from ..quantizers.rounding import Rounding, range_levels
 from ..scheme import Scheme, named, of_input
 
 
 def uniform_range(low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Whole numbers on ``2^bits`` levels from ``low`` to ``high``, 0 for 0: the first, the last, and the step.
+    """The first and the last of the whole numbers on ``2^bits`` levels from ``low`` to ``high``, and the step.
 
-    Symmetric: from ``−n`` to ``n = 2^(bits−1) − 1``, one level less, with ``step = high / n``. Otherwise ``step =
-    (high − low) / n``, ``n = 2^bits − 1``, from ``−zero`` to ``n − zero`` with ``zero = round(−low / step)``: 0 is a
-    level, and both ends move by at most half a step. A range of 0 has step 0.
+    Symmetric: from ``−n`` to ``n = 2^(bits−1) − 1``, one level less, with ``step = high / n``; else `range_levels`.
     """
-    if symmetric:
-        count = 2 ** (bits - 1) - 1
-        step = high / count
-        first = torch.full_like(step, -count)
-        return first, -first, step
-    count = 2**bits - 1
-    span = high - low
-    step = span / count
-    # The step is rounded: divided by it, the half of a range that is even around 0 would fall on either side.
-    first = (low / divisor(span)).mul_(count).round_()
-    return first, first + count, step
+    if not symmetric:
+        return range_levels(low, high, bits)
+    count = 2 ** (bits - 1) - 1
+    step = high / count
+    first = torch.full_like(step, -count)
+    return first, -first, step
 
 
 def check_percentile(percentile: float) -> float:
@@ -57,8 +50,13 @@ class _FromFirst(Passing):
         wide_x, rounding = wide(x), self.rounding_of(x, *tensors)
         if rounding is not None:
             return Whole(rounding.values(wide_x), rounding.scale)
-        first, last, step = uniform_range(*self._range(wide_x, *tensors), self._bits, symmetric=False)
+        first, last, step = range_levels(*self._range(wide_x, *tensors), self._bits)
         return Whole((wide_x / divisor(step)).round_().clamp_(first, last), step)
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        if self.symmetric or not (x.is_cuda and is_plain(x)) or torch.compiler.is_compiling():
+            return super().quantize(x, *tensors)
+        return torch.ops.qconv.round_range(x, *self._range(wide(x), *tensors), self._bits)
 
     def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
         if self.whole_ends is None:
