@@ -42,5 +42,6 @@ def divisor(step: Tensor) -> Tensor:
 
 
 def level_step(count: float, like: Tensor) -> Tensor:
-    """The step ``1 / count`` as a tensor of the dtype and device of ``like``."""
-    return torch.full((), 1 / count, dtype=like.dtype, device=like.device)
+    """The step ``1 / count`` in at least float32, as a tensor on the device of ``like``."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.full((), 1 / count, dtype=dtype, device=like.device)
