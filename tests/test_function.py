@@ -2,8 +2,9 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import qconv
-from qconv import Scheme, schemes
+from qconv import Scheme, models, schemes
 from qconv.function.operations import Convolution, Linear, TransposedConvolution, exchange_channels
 from qconv.function.quantized_op import LayerQuantizers, quantized_op
 from qconv.quantizers import FP8, DoReFaGradient, Identity, Int8Stochastic, Quantizer, ScaledSign, ShiftPS, Sign
@@ -314,3 +315,51 @@ def test_gradients_keep_dtype_and_memory_format() -> None:
     assert layer.weight.grad is not None
     assert layer.weight.grad.stride() == layer.weight.stride()
     assert math.isfinite(layer.weight.grad.sum())
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operators that start kernels on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        starts_none = ("empty", "new_empty", "detach", "_local_scalar_dense", "_unsafe_view", "lift_fresh")
+        if not func.is_view and not func._schema.name.partition("::")[2].startswith(starts_none):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launches(scheme: Scheme | None, half: bool) -> int:
+    """Those of a training step of a small ResNet."""
+    model = models.ResNet(3, 10, widths=(4, 8), blocks=(2, 1), downsample="A")
+    if scheme is not None:
+        qconv.convert(model, scheme, check=False, before_sign="keep")
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, foreach=True)
+    qconv.after_every_step(optimizer, model)
+    for counts in (False, False, True):
+        with Launches() if counts else nullcontext() as mode:
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                output = model(torch.rand(2, 3, 8, 8))
+            output.float().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return cast(Launches, mode).count
+
+
+LAUNCHES = {
+    "bnn": (80, 62),
+    "bireal": (120, 84),
+    "reactnet": (151, 139),
+    "dorefa": (186, 162),
+    "lsq": (242, 212),
+    "minmax": (360, 312),
+    "shift_q": (204, 114),
+}
+"""By scheme: the operators of a step beyond those of the float network, in float32 and under autocast to bfloat16."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "most"), LAUNCHES.items())
+def test_a_step_starts_no_more_kernels_than_it_did(name: str, most: tuple[int, int], half: bool) -> None:
+    assert launches(getattr(schemes, name)(), half) - launches(None, half) <= most[half]

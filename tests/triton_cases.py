@@ -80,6 +80,8 @@ def check_no_kernel(device: str) -> None:
         assert gpu_levels.step_backward(given, given, divisor, 0, 3, False) is None
         assert gpu_levels.round_values(given, divisor, divisor, 0.0, 3.0, 1.0) is None
     assert gpu_levels.round_values(x, None, x[:, :1, :1, :1], 0.0, 3.0, 1.0) is None
+    assert gpu_levels.round_range(x.double(), -one, one, 8) is None
+    assert gpu_levels.round_range(x, -one, one.double(), 8) is None
     assert gpu_levels.step_backward(x[:1], x, one, 0, 3, False) is None
     assert gpu_levels.step_backward(x.double(), x, one, 0, 3, False) is None
     assert gpu_levels.step_backward(x, x, one, 0, 2**21, False) is None
@@ -221,9 +223,16 @@ def check_levels(seed: int, device: str) -> None:
                             torch.testing.assert_close(parts.double().sum(), total, rtol=0, atol=close, equal_nan=True)
                     scale = rng.choice([divisor, divisor.flatten()[0] * 0.7])
                     half = dtype == torch.bfloat16 and device == "cpu"  # to which the interpreter does not round
-                    for by in (divisor, None) if scale.numel() == 1 else (divisor,):
-                        asked = given, by, scale, float(low), float(high), rng.choice([1.0, 3.0])
-                        wanted, found = level_rounding.round_values(*asked), gpu_levels.round_values(*asked)
+                    by, ends = rng.choice([divisor, None]), (float(low), float(high), rng.choice([1.0, 3.0]))
+                    values = given, by if scale.numel() == 1 else divisor, scale, *ends
+                    levels = (
+                        given,
+                        rng.choice([-1, 0]) * divisor,
+                        rng.choice([0, 1, 3]) * divisor,
+                        rng.choice([2, 8, 16]),
+                    )
+                    for name, asked in (("round_values", values), ("round_range", levels)):
+                        wanted, found = (getattr(module, name)(*asked) for module in (level_rounding, gpu_levels))
                         assert found is not None
                         assert found.stride() == given.stride()
                         if half:
@@ -363,7 +372,7 @@ def check_it_compiles(capability: int) -> None:
 
     with patch.object(JITFunction, "run", compiled):
         _compile_all(torch.float32 if capability < 90 else torch.bfloat16)
-    assert len(made) == 15, made.keys()
+    assert len(made) == 16, made.keys()
     multiplied = "mma.sync" if capability < 90 else "wgmma.mma_async"
     assert multiplied in made["qconv.kernels.gpu.convolution._convolve"]
     assert "cvt.rn.bf16" in made["qconv.kernels.gpu.passes._slope"]
@@ -388,6 +397,7 @@ def _compile_all(dtype: torch.dtype) -> None:
     gpu_levels.round_codes(x, torch.ones(2, 1, 1, 1), 0.0, 15.0, 1.0, 0)
     gpu_levels.step_backward(x, x, torch.ones(()), 0, 15, False)
     gpu_levels.round_values(x, torch.ones(()), torch.ones(()), 0.0, 15.0, 1.0)
+    gpu_levels.round_range(x, torch.zeros(()), torch.ones(()), 8)
     gpu_rprelu.rprelu(x, *torch.zeros(3, 128))
     gpu_rprelu.rprelu_backward(x, x, *torch.zeros(2, 128))
     convolution.pack_weight(torch.zeros(64, 128, 3, 3))

@@ -21,7 +21,7 @@ from ..quantizers.node import as_called
 from .bit_operations import BitOperands, forward_of_bits
 from .kept_input import Keeping, Restored, stand_in
 from .number_operations import forward_of_numbers
-from .sign_weight import Filters, as_by_torch, filters_of, window_of
+from .sign_weight import Filters, as_by_torch, filters_of, has_window, window_of
 from .sums import HALF, Quantized, output_scale, plus, runs_in_integers, scaled_sums, whole_input
 
 
@@ -83,7 +83,7 @@ def runs_on_bits(op: Any, quantizers: LayerQuantizers, keeping: Keeping) -> bool
     dtypes = (torch.float32,) if keeping.lean == "exact" else (torch.float32, torch.bfloat16)
     of_signs = quantizers.input.signs and quantizers.weight.is_binary
     has_bits = keeping.counts and keeping.form is not None and keeping.form.dtype in dtypes
-    return of_signs and has_bits and window_of(op) is not None
+    return of_signs and has_bits and has_window(op)
 
 
 def bit_operands(op: Any, keeping: Keeping, signs: Tensor, weight: Tensor, of_weight: Quantized) -> BitOperands:

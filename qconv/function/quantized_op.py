@@ -101,7 +101,8 @@ def quantized_op(
     # Without gradients torch 2.11 compiles a Function wrongly: it passes a context to forward, too.
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
         return _QuantizedOp.forward(*arguments)
-    output = _QuantizedOp.apply(*arguments)
+    is_direct = not torch.compiler.is_compiling() and not _is_transformed()
+    output = (_Direct if is_direct else _QuantizedOp).apply(*arguments)
     if keeping is not None and again:
         given = op, called, keeping, sizes, (len(biases), keeping.bits, len(looked_up), len(of_input))
         on_bits = runs_on_bits(op, called, keeping)
@@ -276,6 +277,18 @@ class _QuantizedOp(torch.autograd.Function):
         firsts = input_grads[0], weight_grads[0], grad_bias, None, None, None, None, None
         nones = (None,) * (len(ctx.needs_input_grad) - 8 - sum(ctx.counts[:3]))
         return *firsts, *grad_extra, *input_grads[1:], *weight_grads[1:], *nones
+
+
+class _Direct(torch.autograd.Function):
+    """`_QuantizedOp` in eager mode: torch inspects the signature at each call of one that has a ``setup_context``."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        output = _QuantizedOp.forward(*arguments)
+        _QuantizedOp.setup_context(ctx, arguments, output)
+        return output
+
+    backward = _QuantizedOp.backward
 
 
 def _split(items: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:

@@ -26,6 +26,11 @@ def window_of(op: Any) -> Window | None:
     return op.window if isinstance(op, Convolution | Linear) else None
 
 
+def has_window(op: Any) -> bool:
+    """Whether ``op`` runs on bits: `window_of`, without making it."""
+    return isinstance(op, Linear) or (isinstance(op, Convolution) and len(op.stride) < 3)
+
+
 class Filters(NamedTuple):
     """A weight of signs.
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..kernels.onednn import conv2d_codes, integers_pay
+from ..kernels.onednn import conv2d_codes, has_fast_integers, is_large, is_wrong
 from ..kernels.window import Window
 from ..quantizers import Quantizer, Whole
 from ..quantizers.base import is_plain_cpu, whole_of
@@ -121,19 +121,21 @@ def runs_in_integers(
     input: Tensor, weight: Tensor, op: Any, of_input: Quantizer, of_weight: Quantizer, rounds: bool = True
 ) -> bool:
     """Whether sums run in 8-bit integers unless an operand has NaN: faster, and equal if it ``rounds``."""
-    if not (is_plain_cpu(input) and is_plain_cpu(weight)) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not isinstance(op, Convolution) or input.ndim != 4:
+        return False
+    if not (is_plain_cpu(input) and is_plain_cpu(weight) and is_large(input, weight, op.stride)):
         return False
     ends = of_input.whole_ends, of_weight.whole_ends
     ends_x, ends_w = (ends[0], ends[1] or (_BYTE if of_weight.at_work.code_dtype == torch.int8 else None))
-    if ends_x is None or ends_w is None or not isinstance(op, Convolution):
+    if ends_x is None or ends_w is None:
         return False
     is_byte = ends_x[0] <= 0 and ends_x[1] - ends_x[0] <= 255 and _BYTE[0] <= ends_w[0] <= ends_w[1] <= _BYTE[1]
     largest = max(map(abs, ends_x)) * max(map(abs, ends_w)) * weight.shape[1:].numel()
     dtypes = (torch.float32, torch.bfloat16) if of_input.signs else (torch.float32,)
     return (
         (is_byte and (largest < _EXACT or not rounds))
-        and (input.ndim == 4 and input.dtype in dtypes)
-        and integers_pay(input, weight, cast(Window, op.window), -ends_x[0])
+        and (input.dtype in dtypes and has_fast_integers())
+        and not is_wrong(input.shape, weight.shape, cast(Window, op.window), -ends_x[0])
     )
 
 

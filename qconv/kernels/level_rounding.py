@@ -22,6 +22,7 @@ LIBRARY.define(
 LIBRARY.define(
     "round_values(Tensor input, Tensor? divisor, Tensor scale, float low, float high, float factor) -> Tensor"
 )
+LIBRARY.define("round_range(Tensor input, Tensor low, Tensor high, int bits) -> Tensor")
 LIBRARY.define(
     "step_backward(Tensor grad, Tensor input, Tensor step, int low, int high, bool strict) -> (Tensor, Tensor)"
 )
@@ -85,6 +86,37 @@ def round_values(
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
     values = (wide if divisor is None else wide / divisor).clamp(low, high)
     return (values.mul_(factor).round_() * scale).to(input.dtype)
+
+
+def range_levels(low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first and the last of the whole numbers on ``2^bits`` levels from ``low`` to ``high``, and the step.
+
+    ``step = (high − low) / n``, ``n = 2^bits − 1``, from ``−zero`` to ``n − zero`` with ``zero = round(−low / step)``:
+    0 is a level, and both ends move by at most half a step. A range of 0 has step 0.
+    """
+    count = 2**bits - 1
+    span = high - low
+    # The step is rounded: divided by it, the half of a range that is even around 0 would fall on either side.
+    first = (low / (span + (span == 0))).mul_(count).round_()
+    return first, first + count, span / count
+
+
+def round_range(input: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
+    """Return ``clamp(round(input / step), first, last) · step`` of `range_levels`, half to even, as `round_values`.
+
+    Args:
+        input: numbers of any shape.
+        low: the smallest number, at most 0, as ``divisor`` of `round_codes`.
+        high: the largest number, at least 0, of the shape of ``low``.
+        bits: at most 16.
+
+    Example:
+        >>> round_range(torch.tensor([-9.0, 0.6, 1.2, 99.0]), torch.tensor(-0.9), torch.tensor(2.1), 2)
+        tensor([-1.,  1.,  1.,  2.])
+    """
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    first, last, step = range_levels(low.to(wide.dtype), high.to(wide.dtype), bits)
+    return ((wide / (step + (step == 0))).round_().clamp_(first, last) * step).to(input.dtype)
 
 
 def check_fit(low: float, high: float, factor: float, offset: int) -> None:
@@ -202,7 +234,10 @@ def _step_backward(
     return step_backward(grad, input, step, low, high, strict) if found is None else found
 
 
-for _definition, _kernel in ((round_codes, _round_codes), (step_backward, _step_backward), (round_values, None)):
+for _definition, _kernel in (
+    *((round_codes, _round_codes), (step_backward, _step_backward)),
+    *((round_values, None), (round_range, None)),
+):
     LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
     if _kernel is not None:
         LIBRARY.impl(_definition.__name__, _kernel, "CPU")

@@ -5,6 +5,7 @@ are exact in float32, and bfloat16 convolutions sum in float32. So the integer a
 for bit, and a training step may run whichever is faster. A scale is multiplied with the exact sum, and rounded once.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -93,7 +94,7 @@ def conv2d_codes(
         codes: uint8 ``(N, C_in, H, W)``.
         zero: the code of 0.
         weight: int8 ``(C_out, C_in / groups, *kernel_size)``.
-        window: of the kernel; `integers_pay` says whether oneDNN is right with it.
+        window: of the kernel; `is_wrong` says whether oneDNN errs with it.
         scale: of each output channel, float32 ``(C_out,)``; None is 1.
         dtype: of the output, float32 (None) or bfloat16.
 
@@ -106,21 +107,20 @@ def conv2d_codes(
     return _pointwise(codes, zero, packed, window, sides, scale, None, dtype)
 
 
-def integers_pay(input: Tensor, weight: Tensor, window: Window, zero: int) -> bool:
-    """Whether the integer convolution of these float operands is correct and faster; ``zero``: the code of 0.
+def is_large(input: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
+    """Whether the integer convolution of these float operands is faster, if the machine `has_fast_integers`.
 
     Three costs grow with other things than the multiplications: packing the weight, converting input and output, and
     calling operators. The bounds on what makes up for them were measured with AVX-512 VNNI on 2 cores: above them the
     integer convolution of signs took 0.3 to 0.97 of the float one's time, from layouts to kernel sizes.
     """
     per_output = weight.shape[1:].numel()
-    positions = input.shape[0] * input.shape[2:].numel() // torch.Size(window.stride).numel()
-    pays = per_output >= 256 and positions >= 1024 and positions * weight.numel() >= 10**8 and per_output < 2**16
-    return pays and has_fast_integers() and not is_wrong(input.shape, weight.shape, window, zero)
+    positions = input.shape[0] * input.shape[2:].numel() // math.prod(stride)
+    return 256 <= per_output < 2**16 and positions >= 1024 and positions * weight.numel() >= 10**8
 
 
 def is_wrong(input: Sequence[int], weight: Sequence[int], window: Window, zero: int) -> bool:
-    """Whether oneDNN gives wrong sums, as found with random layers (oneDNN 3.13, AVX-512 VNNI).
+    """Whether oneDNN gives wrong sums, ``zero`` the code of 0, as found with random layers (oneDNN 3.13, AVX-512 VNNI).
 
     So it is for outputs of one column with a stride along the rows; and for a zero point other than 0 with groups of
     several channels, of input or output, where it reads what lies beyond its memory.

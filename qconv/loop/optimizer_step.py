@@ -72,7 +72,7 @@ class _Held(NamedTuple):
                     outside.append(module)
                     is_inside = True
             for child in module._modules.values():
-                if child is not None:
+                if child is not None and (child._modules or isinstance(child, Part | QuantizedLayer)):
                     visit(child, is_inside)
 
         visit(model, False)
@@ -107,6 +107,7 @@ def _after_step(held: _Held) -> None:
             torch._foreach_clamp_max_(tensors, high)  # pyright: ignore[reportPrivateImportUsage]
 
 
+@torch.no_grad()
 def _check_learned(model: nn.Module, learned: Sequence[Tensor], wait: bool = False) -> None:
     """Raise for NaN or inf in what quantizers have learned, which no checkpoint may hold.
 
@@ -114,7 +115,7 @@ def _check_learned(model: nn.Module, learned: Sequence[Tensor], wait: bool = Fal
     """
     readable = [tensor for tensor in learned if is_plain_cpu(tensor) or (wait and is_plain(tensor))]
     norms = torch._foreach_norm(readable, 1) if readable else ()  # pyright: ignore[reportPrivateImportUsage]
-    if all(norm.isfinite() for norm in norms):
+    if all(map(math.isfinite, norms)):
         return
     wrong = next((tensor for tensor in readable if not tensor.isfinite().all()), None)
     if wrong is None:  # a sum beyond float16

@@ -48,7 +48,7 @@ def round_log2(x: Tensor, low: int, high: int) -> Tensor:
     magnitude = wide(x).abs()
     exponent = magnitude.log2().round().clamp(low, high)
     ratio, below = magnitude / torch.exp2(exponent), BELOW_ROOT_HALF[magnitude.dtype]
-    exponent = exponent - (ratio <= below).to(ratio.dtype) + (ratio / 2 > below).to(ratio.dtype)
+    exponent.add_(ratio <= below, alpha=-1).add_(ratio > 2 * below)
     return exponent.clamp(low, high).to(x.dtype)
 
 
@@ -119,7 +119,7 @@ class ShiftQ(Passing):
 
     def after_step_(self, x: Tensor | None) -> None:
         if x is not None:
-            x.copy_(x.abs().clamp_(2.0**self.low, 1.0).mul_(x.sign()))
+            torch.mul(x.abs().clamp_(2.0**self.low, 1.0), x.sign(), out=x)
         super().after_step_(x)
 
     def extra_repr(self) -> str:

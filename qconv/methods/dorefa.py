@@ -114,7 +114,7 @@ class DoReFaInput(Passing):
 
     def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding:
         count = 2**self.bits - 1
-        return Rounding(level_step(count, wide(x.new_empty(()))), None, 0, 1, count)
+        return Rounding(level_step(count, x), None, 0, 1, count)
 
     def levels(self, *tensors: Tensor) -> Levels:
         count = 2**self.bits - 1

@@ -158,21 +158,21 @@ class LSQ(Coded):
         return Whole(rounding.values(wide(x)), rounding.scale)
 
     def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
-        step = self._step(x, *tensors)
-        return None if (self.low, self.high) == (-1, 1) else Rounding(step, step, self.low, self.high)
+        step, (low, high) = self._step(x, *tensors), self.ends
+        return None if (low, high) == (-1, 1) else Rounding(step, step, low, high)
 
     @property
     def coding(self) -> Coding:
-        is_sign = (self.low, self.high) == (-1, 1)
-        return Coding(2, low=-1, unit=2) if is_sign else Coding(self.high - self.low + 1, low=self.low)
+        low, high = self.ends
+        return Coding(2, low=-1, unit=2) if (low, high) == (-1, 1) else Coding(high - low + 1, low=low)
 
     def levels(self, *tensors: Tensor) -> Levels:
-        is_sign = (self.low, self.high) == (-1, 1)
-        return Levels(self.low, self.high, positive(wide(tensors[0])), "sign" if is_sign else "nearest")
+        low, high = self.ends
+        return Levels(low, high, positive(wide(tensors[0])), "sign" if (low, high) == (-1, 1) else "nearest")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         step = self._step(x, *tensors)
-        grad_x, terms = step_backward(grad, x, step, self.low, self.high, self.strict)
+        grad_x, terms = step_backward(grad, x, step, *self.ends, self.strict)
         grad_step = terms.sum_to_size(step.shape) * self._grad_scale(x)
         (learned,) = tensors
         return grad_x, grad_step.reshape(learned.shape).to(learned.dtype)
@@ -183,9 +183,8 @@ class LSQ(Coded):
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         """The step so that it broadcasts against ``x``."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        step = positive(step)
-        return step.to(dtype).view(-1, *[1] * (x.ndim - 1)) if self.per_channel else step.to(dtype)
+        step = positive(step).to(torch.promote_types(x.dtype, torch.float32))
+        return step.view(-1, *[1] * (x.ndim - 1)) if self.per_channel else step
 
     def _grad_scale(self, x: Tensor) -> float:
         shared = x[:1].numel() if self.per_channel and self.grad_scale == "paper" else x.numel()
@@ -284,12 +283,11 @@ class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):  # pyright: ignore[report
         self.step.copy_(clamp_step(self.step * ratio.to(self.step), self.step.dtype))
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        step = positive(step)
+        step = positive(step).to(torch.promote_types(x.dtype, torch.float32))
         if not self.per_channel:
-            return step.to(dtype)
+            return step
         behind = (x.ndim - self.dim if self.dim >= 0 else -self.dim) - 1
-        return step.to(dtype).view(-1, *[1] * behind)
+        return step.view(-1, *[1] * behind)
 
     def _grad_scale(self, x: Tensor) -> float:
         shared = features(x) if self.grad_scale == "paper" else x.numel()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import Whole
+from ..quantizers.base import Whole, is_plain
 from ..quantizers.form import Form
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding, Passing
@@ -15,32 +15,21 @@ from ..quantizers.numbers import wide
 from ..quantizers.observers import Extremes
 from ..quantizers.part import Rule
 from ..quantizers.percentiles import Percentiles, extent
+from ..quantizers.rounding import Rounding, range_levels
 from ..scheme import Scheme, named, of_input
 
 
-def uniform_codes(x: Tensor, low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """``x`` on ``2^bits`` levels from ``low`` to ``high``: whole numbers, 0 for 0, and the step.
-
-    Symmetric: from ``−n`` to ``n = 2^(bits−1) − 1``, one level less, with ``step = high / n``. Otherwise ``step =
-    (high − low) / n``, ``n = 2^bits − 1``, from ``−zero`` to ``n − zero`` with ``zero = round(−low / step)``: 0 is a
-    level, and both ends move by at most half a step. A range of 0 has step 0.
-    """
-    first, last, step = uniform_range(low, high, bits, symmetric)
-    return (x / divisor(step)).round_().clamp_(first, last), step
-
-
 def uniform_range(low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The first and the last of the whole numbers of `uniform_codes`, and the step."""
-    if symmetric:
-        count = 2 ** (bits - 1) - 1
-        step = high / count
-        first = torch.full_like(step, -count)
-        return first, -first, step
-    count = 2**bits - 1
-    step = (high - low) / count
-    # The step is rounded: divided by it, the half of a range that is even around 0 would fall on either side.
-    first = -(-low / divisor(high - low) * count).round()
-    return first, count + first, step
+    """The first and the last of the whole numbers on ``2^bits`` levels from ``low`` to ``high``, and the step.
+
+    Symmetric: from ``−n`` to ``n = 2^(bits−1) − 1``, one level less, with ``step = high / n``; else `range_levels`.
+    """
+    if not symmetric:
+        return range_levels(low, high, bits)
+    count = 2 ** (bits - 1) - 1
+    step = high / count
+    first = torch.full_like(step, -count)
+    return first, -first, step
 
 
 def check_percentile(percentile: float) -> float:
@@ -56,6 +45,26 @@ class _FromFirst(Passing):
 
     symmetric: bool
     _bits: int
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        wide_x, rounding = wide(x), self.rounding_of(x, *tensors)
+        if rounding is not None:
+            return Whole(rounding.values(wide_x), rounding.scale)
+        first, last, step = range_levels(*self._range(wide_x, *tensors), self._bits)
+        return Whole((wide_x / divisor(step)).round_().clamp_(first, last), step)
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        if self.symmetric or not (x.is_cuda and is_plain(x)) or torch.compiler.is_compiling():
+            return super().quantize(x, *tensors)
+        return torch.ops.qconv.round_range(x, *self._range(wide(x), *tensors), self._bits)
+
+    def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
+        if self.whole_ends is None:
+            return None
+        low, high = self.whole_ends
+        _, end = self._range(wide(x), *tensors)
+        step = end / high
+        return Rounding(step, divisor(step), low, high)
 
     @property
     def coding(self) -> Coding:
@@ -77,8 +86,7 @@ class _FromFirst(Passing):
 
     def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
         wide_x = wide(x)
-        low, high = self._range(wide_x, *tensors)
-        return (wide_x >= low) & (wide_x <= high)
+        return wide_x.clamp(*self._range(wide_x, *tensors)) == wide_x
 
     def _range(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError(f"{type(self).__name__} defines no _range()")
@@ -118,10 +126,6 @@ class MinMaxWeight(_FromFirst):
         check_flags(symmetric=symmetric, per_channel=per_channel)
         self.symmetric = symmetric
         self.per_channel = per_channel
-
-    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        wide_x = wide(x)
-        return Whole(*uniform_codes(wide_x, *self._range(wide_x), self._bits, self.symmetric))
 
     def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
         return None if self.percentile == 100 else super().passes(x)
@@ -232,10 +236,6 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.low, self.high
-
-    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        wide_x = wide(x)
-        return Whole(*uniform_codes(wide_x, *self._range(wide_x, *tensors), self._bits, self.symmetric))
 
     def levels(self, *tensors: Tensor) -> Levels | None:
         if tensors[0].numel() > 1 and not self.symmetric:

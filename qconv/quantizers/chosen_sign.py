@@ -95,7 +95,8 @@ class ChosenSign(Quantizer):
         return self.signed if self.chooses_sign and self.calibrated else None
 
     def _read_sign(self) -> None:
-        if not self.chooses_sign or not self.calibrated:
+        is_fixed = self._is_snapshot and self._sign_is_known
+        if is_fixed or not self.chooses_sign or not self.calibrated:
             return
         flag = cast(Tensor, self._buffers[FLAG])
         again = not self._is_snapshot and is_readable(flag) and may_differ(flag, self._sign_seen, self.training)

@@ -38,9 +38,10 @@ def ternary(x: Tensor, threshold: Tensor) -> Tensor:
 
 def divisor(step: Tensor) -> Tensor:
     """The step, or 1 if it is 0, as for a row of zeros."""
-    return torch.where(step == 0, 1.0, step)  # a NaN stays
+    return step + (step == 0)  # a NaN stays
 
 
 def level_step(count: float, like: Tensor) -> Tensor:
-    """The step ``1 / count`` as a tensor of the dtype and device of ``like``."""
-    return torch.full((), 1 / count, dtype=like.dtype, device=like.device)
+    """The step ``1 / count`` in at least float32, as a tensor on the device of ``like``."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.full((), 1 / count, dtype=dtype, device=like.device)

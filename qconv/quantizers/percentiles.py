@@ -32,11 +32,13 @@ def extent(rows: Tensor, percentile: float, symmetric: bool) -> tuple[Tensor, Te
     count = rows.shape[1]
     if count == 0:
         return rows.new_zeros(rows.shape[0]), rows.new_zeros(rows.shape[0])
+    if symmetric and percentile == 100:
+        high = torch.linalg.vector_norm(rows, math.inf, 1)
+        return -high, high
     if symmetric:
         rows = rows.abs()
     if percentile == 100:
-        high = rows.amax(1)
-        low = -high if symmetric else rows.amin(1)
+        low, high = rows.amin(1), rows.amax(1)
     else:
         beyond = int(count) + 1 - _rank(percentile, count)  # ONNX has no kthvalue
         high = rows.topk(beyond, 1).values[:, -1]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import level_rounding as _registered  # noqa: F401
+from ..kernels.level_rounding import range_levels as range_levels
 
 _ops = torch.ops.qconv
 

@@ -28,7 +28,7 @@ def sign(x: Tensor) -> Tensor:
     # times that. Only -0.0 needs the addition, which makes it +0.0, and looking for one is cheaper than adding.
     x = x.detach().resolve_neg()
     one = torch.ones((), dtype=x.dtype, device="cpu" if x.is_cuda else x.device)  # a GPU gets it with the call
-    if is_plain_cpu(x) and (x.numel() > _FEW and not _has_negative_zero(x)):
+    if x.numel() > _FEW and is_plain_cpu(x) and not _has_negative_zero(x):
         return torch.copysign(one, x)
     positive_zero = x + 0.0
     return torch.copysign(one, positive_zero, out=positive_zero)

@@ -57,6 +57,20 @@ def round_values(
     return output
 
 
+def round_range(input: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor | None:
+    """`levels.round_range`."""
+    places = _places(input, low, 2**bits)
+    if places is None or (high.shape, high.dtype, high.device) != (low.shape, low.dtype, low.device):
+        return None
+    output = torch.empty_like(input)
+    launch(
+        *(_ranged, triton.cdiv(input.numel(), _BLOCK)),
+        *(input, low.contiguous(), high.contiguous(), output, *places, float(2**bits - 1)),
+        BLOCK=_BLOCK,
+    )
+    return output
+
+
 def step_backward(
     grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
 ) -> tuple[Tensor, Tensor] | None:
@@ -139,6 +153,22 @@ def _values(
         z = tl.load(input + at, mask=mask, other=0).to(tl.float32)
     level = _clamped(z, low, high) * factor
     step = tl.load(scale + (at // inner % divisors if SCALES else at * 0), mask=mask, other=0)
+    tl.store(output + at, (((level + _ROUNDS) - _ROUNDS) * step).to(output.dtype.element_ty), mask=mask)
+
+
+@jit
+def _ranged(
+    input, low, high, output, count, inner, divisors, levels, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask, place = at < count, at // inner % divisors
+    lowest, highest = tl.load(low + place, mask=mask, other=0), tl.load(high + place, mask=mask, other=1)
+    span, number = highest - lowest, tl.zeros((BLOCK,), tl.float32) + levels
+    step = tl.div_rn(span, number)
+    first = tl.div_rn(lowest, tl.where(span == 0, 1.0, span)) * number
+    first = (first + _ROUNDS) - _ROUNDS
+    z = tl.div_rn(tl.load(input + at, mask=mask, other=0).to(tl.float32), tl.where(step == 0, 1.0, step))
+    level = _clamped(z, first, first + number)
     tl.store(output + at, (((level + _ROUNDS) - _ROUNDS) * step).to(output.dtype.element_ty), mask=mask)
 
 
