@@ -100,9 +100,9 @@ def quantized_op(
         )
     # Without gradients torch 2.11 compiles a Function wrongly: it passes a context to forward, too.
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
-        return _QuantizedOp.forward(*arguments)
+        return _Composable.forward(*arguments)
     is_direct = not torch.compiler.is_compiling() and not _is_transformed()
-    output = (_Direct if is_direct else _QuantizedOp).apply(*arguments)
+    output = (_QuantizedOp if is_direct else _Composable).apply(*arguments)
     if keeping is not None and again:
         given = op, called, keeping, sizes, (len(biases), keeping.bits, len(looked_up), len(of_input))
         on_bits = runs_on_bits(op, called, keeping)
@@ -185,7 +185,7 @@ class _Plain(torch.autograd.Function):
         return input_grads[0], weight_grads[0], grad_bias, *nones
 
 
-class _QuantizedOp(torch.autograd.Function):
+class _Composable(torch.autograd.Function):
     """Any layer: lean, compiled, with extra tensors, or under `torch.func`."""
 
     @staticmethod
@@ -279,16 +279,16 @@ class _QuantizedOp(torch.autograd.Function):
         return *firsts, *grad_extra, *input_grads[1:], *weight_grads[1:], *nones
 
 
-class _Direct(torch.autograd.Function):
-    """`_QuantizedOp` in eager mode: torch inspects the signature at each call of one that has a ``setup_context``."""
+class _QuantizedOp(torch.autograd.Function):
+    """`_Composable` in eager mode: torch inspects the signature at each call of one that has a ``setup_context``."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        output = _QuantizedOp.forward(*arguments)
-        _QuantizedOp.setup_context(ctx, arguments, output)
+        output = _Composable.forward(*arguments)
+        _Composable.setup_context(ctx, arguments, output)
         return output
 
-    backward = _QuantizedOp.backward
+    backward = _Composable.backward
 
 
 def _split(items: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:

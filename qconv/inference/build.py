@@ -293,6 +293,8 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
 
 def _is_plain_images(input: Tensor) -> bool:
     """Whether these are images that C may read: nothing is traced or differentiated, and no mode looks on."""
+    if torch.compiler.is_compiling():
+        return False
     return (
         is_plain(input)
         and input.is_cpu
@@ -300,7 +302,7 @@ def _is_plain_images(input: Tensor) -> bool:
         and not (input.is_neg() or input._is_zerotensor())
         and (input.dtype, input.ndim) == (torch.float32, 4)
         and input.numel() > 0
-        and not (torch.compiler.is_compiling() or is_wrapped(input) or torch.is_autocast_enabled("cpu"))
+        and not (is_wrapped(input) or torch.is_autocast_enabled("cpu"))
         and not (torch.is_grad_enabled() and input.requires_grad)
         and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
     )

@@ -173,7 +173,8 @@ class _Lowering(fx.Interpreter):
         except Exception as error:  # a foreign forward may raise anything
             raise self._refused(type(module).__name__) from error
         targets: list[Any] = [node.target for node in inner.graph.nodes if node.op == "call_function"]
-        writes = [target for target in targets if target._schema.is_mutable and "as_strided" not in str(target)]
+        operators = [target for target in targets if isinstance(target, torch._ops.OpOverload)]
+        writes = [target for target in operators if target._schema.is_mutable and "as_strided" not in str(target)]
         if writes or not torch.equal(drawn, torch.get_rng_state()):
             raise self._refused(f"{type(module).__name__} writes in place, or draws random numbers")
         return _Lowering(inner, self.program, self.sizes, f"{self.name}.").run(*args)
