@@ -187,7 +187,7 @@ program = torch.export.load(sys.argv[1] + "/frozen.pt2")
 torch.save(program.module()(torch.load(sys.argv[1] + "/input.pt")), sys.argv[1] + "/output.pt")
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
-    assert torch.equal(torch.load(tmp_path / "output.pt"), frozen(input))
+    assert torch.equal(torch.load(tmp_path / "output.pt"), frozen._run(input))
 
 
 @pytest.mark.parametrize("geometry", [{}, GEOMETRIES["same, even"], GEOMETRIES["reflected, even"]], ids=str)
