@@ -55,6 +55,16 @@ def trained(model: nn.Module, scheme: Scheme | None, input: Tensor, **options: A
     return model.eval()
 
 
+def check_plan(model: nn.Module, input: Tensor) -> FrozenModel:
+    """The frozen model runs as a plan, equal to its program's definition, and `verify` finds it equal to the model."""
+    frozen = freeze(model)
+    assert torch.equal(frozen(input), lower(frozen.network, input).run(input))
+    assert not frozen.unplanned
+    checked = verify(model, frozen, input)
+    assert checked.equal, f"\n{checked}"
+    return frozen
+
+
 def network(name: str) -> nn.Module:
     torch.manual_seed(0)
     build, scheme = NETWORKS[name]
@@ -287,11 +297,7 @@ class Joined(nn.Module):
 def test_joined_channels_and_convolutions_of_constants(scheme: Scheme) -> None:
     x = torch.randn(3, 3, 11, 12)
     model = trained(Joined(), scheme, x)
-    frozen = freeze(model)
-    assert torch.equal(frozen(x), lower(frozen.network, x).run(x))
-    assert not frozen.unplanned
-    checked = verify(model, frozen, x)
-    assert checked.equal, f"\n{checked}"
+    check_plan(model, x)
 
 
 def test_a_linear_layer_of_flattened_images_fixes_their_size() -> None:
@@ -368,11 +374,7 @@ class Attentive(nn.Module):
 def test_gates_and_hard_activations(scheme: Scheme) -> None:
     x = torch.randn(3, 3, 11, 12)
     model = trained(Attentive(), scheme, x)
-    frozen = freeze(model)
-    assert torch.equal(frozen(x), lower(frozen.network, x).run(x))
-    assert not frozen.unplanned
-    checked = verify(model, frozen, x)
-    assert checked.equal, f"\n{checked}"
+    check_plan(model, x)
 
 
 OTHERS = [
@@ -397,11 +399,7 @@ def test_networks_that_nobody_here_wrote(name: str) -> None:
     is_timm, x = name.startswith("timm/"), torch.randn(4, 3, 64, 64)
     build: Any = partial(timm.create_model, name[5:]) if is_timm else getattr(torchvision.models, name)
     model = trained(build(num_classes=10), schemes.minmax(8, 8), x)
-    frozen = freeze(model)
-    assert torch.equal(frozen(x), lower(frozen.network, x).run(x))
-    assert not frozen.unplanned
-    checked = verify(model, frozen, x[:2])
-    assert checked.equal, f"\n{checked}"
+    check_plan(model, x[:2])
 
 
 class InPlace(nn.Module):
@@ -669,6 +667,10 @@ def test_a_mean_of_many_equal_pixels() -> None:
 
 
 def test_images_that_are_too_large_or_small_go_through_the_modules() -> None:
-    frozen = freeze(trained(nn.Sequential(nn.Conv2d(3, 8, 5), nn.Conv2d(8, 8, 1)), None, torch.randn(2, 3, 8, 8)))
+    x = torch.randn(2, 3, 8, 8)
+    frozen = freeze(trained(nn.Sequential(nn.Conv2d(3, 8, 5), nn.Conv2d(8, 8, 1)), None, x))
+    wanted = frozen(x)
     with pytest.raises(RuntimeError, match="Kernel size can't be greater than actual input size"):
         frozen(torch.randn(1, 3, 4, 4))
+    assert not frozen.unplanned  # other sizes still have a plan
+    assert torch.equal(frozen(x), wanted)

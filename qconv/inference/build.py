@@ -91,7 +91,8 @@ class FrozenModel(nn.Module):
 
     def program(self, input: Tensor) -> Program | None:
         """Return the network as a list of operations for images like `input`; None if there is no plan for them."""
-        return None if self._plan(input) is None else lower(self.network, input)
+        planned = self._plan(input)
+        return None if planned is None else planned.program
 
     def program_bytes(self, input: Tensor) -> bytes:
         """Return the file of the network's program for images like `input`, as `qconv.save_program` writes it.
@@ -101,7 +102,7 @@ class FrozenModel(nn.Module):
         """
         planned = self._plan(input, whatever_its_floats=True)
         if planned is None:
-            reason = self.unplanned or f"its input (of shape {tuple(input.shape)}) is not images"
+            reason = self.unplanned or f"its input (of shape {tuple(input.shape)}) does not fit"
             raise ValueError(f"the model has no program: {reason}")
         return bytes(planned.content.numpy())
 
@@ -109,19 +110,19 @@ class FrozenModel(nn.Module):
         """Return what runs these images as a plan; None if they go through the network module by module."""
         if (self.unplanned and not whatever_its_floats) or not _is_plain_images(input):
             return None
-        size = input.shape[2], input.shape[3]
-        try:
-            if self._planned is None or not self._planned.takes(input):
+        planned = self._planned
+        if planned is None or not planned.takes(input):
+            try:
                 program = lower(self.network, input)
-                floats, others = program.multiplications(size)
+                floats, others = program.multiplications((input.shape[2], input.shape[3]))
                 if floats > max(others, _MANY) and not whatever_its_floats:
                     raise Refused(f"{floats:,} multiplications of floats are faster in its modules")
-                self._planned, self.unplanned = Planned(program, self._hides_nan), ""
-            self._planned.open(size)
-        except (Refused, NotFused) as reason:
-            self.unplanned = str(reason).partition("\n")[0]  # torch.fx adds where it was
-            return None
-        return self._planned
+                self._planned = planned = Planned(program, self._hides_nan)
+                self.unplanned = ""
+            except (Refused, NotFused) as reason:
+                self.unplanned = str(reason).partition("\n")[0]  # torch.fx adds where it was
+                return None
+        return planned if planned.fits(input) else None
 
     def _run(self, input: Tensor) -> Tensor:
         if input.ndim == 4 and isinstance(self.network, fx.GraphModule):  # the format of the integer operators

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -165,8 +166,6 @@ class _Lowering(fx.Interpreter):
         """Lower a module by the operators that it calls on the sample."""
         if has_own_forward(module) or kwargs or not all(isinstance(arg, Value) for arg in args):
             raise self._refused(type(module).__name__)
-        from torch.fx.experimental.proxy_tensor import make_fx  # it takes a second to import
-
         drawn = torch.get_rng_state()
         try:
             inner = make_fx(module)(*map(_unwrapped, args))
@@ -438,8 +437,8 @@ class _Lowering(fx.Interpreter):
         if isinstance(layer, QuantizedLayer) and not isinstance(layer.input_quantizer, Identity):
             raise self._refused(f"{type(layer).__name__} on floats of quantized values")
         weight: Any = layer.quantized_weight() if isinstance(layer, QuantizedLayer) else getattr(layer, "weight", None)
-        if type(layer) in (nn.Linear, QLinear) and x.sample.ndim == 2:
-            return self._floats(weight[..., None, None], layer.bias, Window(), 1, x)
+        if type(layer) in (nn.Linear, QLinear):
+            return self._linear(x, weight, layer.bias)
         if type(layer) in (nn.Conv2d, QConv2d) and layer.padding_mode == "zeros" and x.sample.ndim == 4:
             window = Window(layer.kernel_size, layer.stride, tuple(sides_of(layer)), layer.dilation)  # pyright: ignore
             return self._floats(weight, layer.bias, window, layer.groups, x)  # pyright: ignore

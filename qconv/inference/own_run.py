@@ -36,22 +36,26 @@ def calls_and_output(model: nn.Module, batch: Tensor, layers: Mapping[str, nn.Mo
         return seen, model(batch)
 
 
-def own_inputs(frozen: FrozenModel, batch: Tensor, pairs: Mapping[str, LayerPair]) -> dict[str, list[Own]]:
-    """The inputs of all layers when the frozen network runs as a whole: by its program, or module by module."""
+def own_run(frozen: FrozenModel, batch: Tensor, pairs: Mapping[str, LayerPair]) -> tuple[dict[str, list[Own]], Tensor]:
+    """The inputs of all layers when the frozen network runs as a whole, and its output.
+
+    Where it runs as a plan, the inputs are those of its program, which is equal to it, bit for bit.
+    """
     program = frozen.program(batch)
     if program is None:
-        calls, _ = calls_and_output(frozen, batch, {name: pair.whole for name, pair in pairs.items()})
-        return {name: [_received(pairs[name], call) for call in of_layer] for name, of_layer in calls.items()}
-    found: dict[str, list[Own]] = {name: [] for name in pairs}
+        calls, output = calls_and_output(frozen, batch, {name: pair.whole for name, pair in pairs.items()})
+        inputs = {name: [_received(pairs[name], call) for call in of_layer] for name, of_layer in calls.items()}
+        return inputs, output
+    inputs = {name: [] for name in pairs}
     values = program.values(batch)
     for operation in program.operations:
-        name = "" if "" in found else operation.origin  # a model that is a layer
-        if isinstance(operation, ConvBits | ConvCodes | ConvFloats) and name in found:
+        name = "" if "" in inputs else operation.origin  # a model that is a layer
+        if isinstance(operation, ConvBits | ConvCodes | ConvFloats) and name in inputs:
             given = values[operation.inputs[0]]
             if isinstance(operation, ConvCodes):
                 given = given.long() - operation.zero
-            found[name].append(Own(given, not isinstance(operation, ConvFloats)))
-    return found
+            inputs[name].append(Own(given, not isinstance(operation, ConvFloats)))
+    return inputs, frozen(batch)
 
 
 def _received(pair: LayerPair, call: Call) -> Own:

@@ -21,7 +21,7 @@ from .build import FrozenModel, build
 from .defaults import of_shipping
 from .float_error import SURE, TINY, difference
 from .layer_check import LayerCheck, LayerPair
-from .own_run import Guided, calls_and_output, own_inputs
+from .own_run import Guided, calls_and_output, own_run
 from .rewrite import Frozen
 
 HEADS = "layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift", "unexplained"
@@ -183,8 +183,8 @@ def _compared(
         seen, output = calls_and_output(model, batch, {name: pair.layer for name, pair in pairs.items()})
         if not isinstance(output, Tensor):
             raise TypeError(f"model returns {type(output).__name__}; it must return a tensor")
-        output_frozen = frozen(batch)
-        following = Guided(model, pairs, own_inputs(frozen, batch, pairs))
+        own, output_frozen = own_run(frozen, batch, pairs)
+        following = Guided(model, pairs, own)
         exact, error = following.run(batch)
         last = following.last
         for name, pair in pairs.items():

@@ -79,13 +79,17 @@ class Input(Operation):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Conv(Operation):
-    weight: Tensor  # (C_out, C / groups, kh, kw)
+class _Windowed(Operation):
     window: Window
-    groups: int = 1
 
     def size(self, size: Size) -> Size:
         return self.window.size(size)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Conv(_Windowed):
+    weight: Tensor  # (C_out, C / groups, kh, kw)
+    groups: int = 1
 
     def _exact(self, padded: Tensor) -> Tensor:
         stride, dilation = self.window.stride, self.window.dilation
@@ -227,10 +231,8 @@ class Take(Operation):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Average(Operation):
+class Average(_Windowed):
     """The mean of the window's pixels inside of the image: added by rows and columns, then divided by their number."""
-
-    window: Window
 
     def run(self, *values: Tensor) -> Tensor:
         (x,) = values
@@ -239,23 +241,15 @@ class Average(Operation):
         counts = self.window.taps(_padded(torch.ones_like(x[:1, :1]), self.window, out, 0.0), out)
         return _in_turn(taps) / _in_turn(counts)
 
-    def size(self, size: Size) -> Size:
-        return self.window.size(size)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Maximum(Operation):
+class Maximum(_Windowed):
     """The largest of the window's pixels inside of the image."""
-
-    window: Window
 
     def run(self, *values: Tensor) -> Tensor:
         (x,) = values
         out = self.size((x.shape[2], x.shape[3]))
         return torch.stack(self.window.taps(_padded(x, self.window, out, -torch.inf), out)).amax(0)
-
-    def size(self, size: Size) -> Size:
-        return self.window.size(size)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

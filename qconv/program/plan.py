@@ -230,17 +230,13 @@ class Plan:
     def __init__(self, content: Tensor, size: Size, instruction_set: str | None = None) -> None:
         self._module: Any = kernels()
         self._handle = self._module.plan_open(content.data_ptr(), len(content), *size, number_of(instruction_set))
-        self.buffer_bytes, self.packed_bytes, *self.shape = self._module.plan_sizes(self._handle)[3:]
+        self._shape = self._module.plan_sizes(self._handle)[5:]  # behind those of images and of memory
 
     def __call__(self, input: Tensor, threads: int) -> Tensor:
         """Return (N, C, H, W) for images of the plan's shape, float32 on the CPU in any memory format."""
-        output = torch.empty(len(input), *self.shape, dtype=torch.float32, device="cpu")
+        output = torch.empty(len(input), *self._shape, dtype=torch.float32, device="cpu")
         self._module.plan_run(self._handle, input.data_ptr(), *input.stride(), len(input), threads, output.data_ptr())
         return output
-
-    def stored(self, image: Tensor, op: int) -> bytes:
-        """Return what an op stores for one image, (H, W, C): floats, codes, then bits in whole bytes of a pixel."""
-        return self._module.plan_dump(self._handle, image.data_ptr(), *image.stride(), op)
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
@@ -254,6 +250,9 @@ class Planned:
         program: the program.
         guard: as in `program_bytes`.
 
+    Attributes:
+        content: the program's bytes.
+
     Raises:
         NotFused: the kernels can't run it, or qconv was installed without them.
     """
@@ -261,31 +260,32 @@ class Planned:
     def __init__(self, program: Program, guard: bool) -> None:
         if kernels() is None:
             raise NotFused("qconv was installed without its C kernels")
-        self.content = program_bytes(program, guard)
-        self._channels, self._size, self._is_flat = program.operations[0].channels, program.size, program.is_flat
+        self.program, self.content = program, program_bytes(program, guard)
         self._plans: dict[Size, Plan] = {}
 
     def takes(self, input: Tensor) -> bool:
         """Whether the program is one for images of this shape."""
-        return input.shape[1] == self._channels and self._size in (None, tuple(input.shape[2:]))
+        size = self.program.size
+        return input.shape[1] == self.program.operations[0].channels and size in (None, tuple(input.shape[2:]))
 
-    def open(self, size: Size) -> Plan:
-        """Return the plan for images of this size.
-
-        Raises:
-            NotFused: the images are too small for a window, or their values too large for a plan.
-        """
-        plan = self._plans.get(size)
-        if plan is None:
-            if len(self._plans) == _SIZES:
-                self._plans.pop(next(iter(self._plans)))
-            try:
-                plan = self._plans[size] = Plan(self.content, size)
-            except ValueError as error:
-                raise NotFused(str(error)) from error
-        return plan
+    def fits(self, input: Tensor) -> bool:
+        """Whether there is a plan for images of this size: they may be too small for a window, or too large."""
+        try:
+            self._plan(input)
+        except ValueError:
+            return False
+        return True
 
     def __call__(self, input: Tensor) -> Tensor:
         """Return the output for images (N, C, H, W), float32 on the CPU."""
-        output = self.open((input.shape[2], input.shape[3]))(input, torch.get_num_threads())
-        return output.flatten(1) if self._is_flat else output
+        output = self._plan(input)(input, torch.get_num_threads())
+        return output.flatten(1) if self.program.is_flat else output
+
+    def _plan(self, input: Tensor) -> Plan:
+        size = input.shape[2], input.shape[3]
+        plan = self._plans.get(size)
+        if plan is None:
+            if len(self._plans) >= _SIZES:
+                self._plans.pop(next(iter(self._plans)), None)  # another thread may have done it
+            plan = self._plans[size] = Plan(self.content, size)
+        return plan

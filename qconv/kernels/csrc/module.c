@@ -146,20 +146,6 @@ static PyObject *call_plan_run(PyObject *module, PyObject *const *arguments, Py_
     Py_RETURN_NONE;
 }
 
-/* plan_dump(handle, input, 4 strides in floats, op) -> bytes of what the op stores, see plan.h */
-static PyObject *call_plan_dump(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    void *a[2];
-    int64_t n[5];
-    (void)module;
-    if (!read_call("plan_dump", arguments, count, 2, 5, 0, a, n, NULL)) return NULL;
-    const int64_t room = plan_dump(a[0], a[1], n, n[4], NULL, 0);
-    if (room < 0) return PyErr_Format(PyExc_ValueError, "the plan has no op %lld", (long long)n[4]);
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, room);
-    if (bytes == NULL || plan_dump(a[0], a[1], n, n[4], PyBytes_AsString(bytes), room) == room) return bytes;
-    Py_DECREF(bytes);
-    return PyErr_NoMemory();
-}
-
 static int fill(PyObject *module) {
     parallel_for = torch_parallel_for();
     return PyModule_AddIntConstant(module, "instruction_sets", (long)instruction_sets());
@@ -174,7 +160,6 @@ static PyMethodDef methods[] = {
     METHOD(pass_over),
     METHOD(pack_weight),
     METHOD(plan_close),
-    METHOD(plan_dump),
     METHOD(plan_open),
     METHOD(plan_run),
     METHOD(plan_sizes),

@@ -215,38 +215,3 @@ int plan_run(Plan *plan, const float *input, const int64_t strides[4], int64_t n
 }
 
 /* ---- a look into a run ---- */
-/* Copies the value in natural order, if `to` is not NULL; returns its bytes. */
-static int64_t copy_value(const Plan *plan, const Arena *arena, int32_t value, char *to) {
-    if (value < 0) return 0;
-    const Value *v = &plan->program.values[value];
-    const Place *place = &plan->places[value];
-    const Size size = plan->program.value_size[value];
-    const int64_t bytes = v->type == F32  ? 4 * (int64_t)v->channels
-                          : v->type == U8 ? v->channels
-                                          : (v->channels + 7) / 8;
-    for (int64_t y = 0; y < size.h && to != NULL; y++)
-        for (int64_t x = 0; x < size.w; x++, to += bytes)
-            memcpy(to, arena->memory + place->at + (y + place->top) * place->row + (x + place->left) * place->pixel,
-                   (size_t)bytes);
-    return size.h * size.w * bytes;
-}
-
-int64_t plan_dump(Plan *plan, const float *input, const int64_t strides[4], int64_t index, void *out, int64_t room) {
-    if (index < 0 || index >= plan->program.head.ops) return -1;
-    const Op *op = &plan->program.ops[index];
-    const int32_t values[] = {op->out_f32, op->codes > 0 ? op->out_code[0] : -1, op->codes > 1 ? op->out_code[1] : -1,
-                              op->out_bits};
-    int64_t bytes = 0;
-    if (op->kind == OUTPUT) return 0;
-    for (int i = 0; i < 4; i++) bytes += copy_value(plan, NULL, values[i], NULL);
-    if (bytes != room) return bytes;
-    float *none[1] = {NULL};
-    Run run = {take_arena(plan), 0, 1, input, strides, none, 0};
-    if (run.arena == NULL) return -1;
-    for (int i = 0; i <= index; i++)
-        if (plan->program.ops[i].kind != OUTPUT) plan->part(plan, &plan->steps[i], &run, 0, 1);
-    char *to = out;
-    for (int i = 0; i < 4; i++) to += copy_value(plan, run.arena, values[i], to);
-    give_arena(plan, run.arena);
-    return bytes;
-}

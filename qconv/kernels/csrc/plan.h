@@ -27,8 +27,3 @@ int plan_run(Plan *plan, const float *input, const int64_t strides[4], int64_t n
  * of a thread's buffers, bytes of packed weights and tables, then C, H and W of each output
  * (from PLAN_FIRST_OUTPUT on). */
 int64_t plan_sizes(const Plan *plan, int64_t *sizes, int64_t room);
-
-/* For tests: runs one image up to an op, and copies what that op stores in natural order, (H, W, C): floats, codes,
- * then bits, those of a pixel in whole bytes. Returns their number; writes nothing where that is not `room`. Returns -1
- * where there is no such op, or memory was wanting. */
-int64_t plan_dump(Plan *plan, const float *input, const int64_t strides[4], int64_t op, void *out, int64_t room);
