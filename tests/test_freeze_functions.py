@@ -234,6 +234,7 @@ def test_a_function_that_was_lost_is_found(scheme: Scheme, function: Callable[[T
     frozen, without = freeze(model), freeze(lost)
     assert verify(model, frozen, input).equal
     assert without.layers[0].gives == frozen.layers[0].gives != "floats"
+    frozen = copy.deepcopy(frozen)
     planted: Any = frozen.find("conv1")
     other: Any = without.find("conv1")
     if isinstance(planted, BinaryConv2d):
