@@ -1,8 +1,9 @@
 """The operations of a program, each with its definition in torch.
 
-Values are (N, C, H, W): floats (float32), signs (±1), or codes (whole numbers that fit in a byte); around a `Function`,
-floats of other shapes, too. Sums of signs and of codes are exact. Each operation on floats is rounded once, in the order that its definition gives, so every runtime that
-neither contracts nor reorders them gives the same bits. Tensors "of channels" are (C,) float32.
+Values are (N, C, H, W): floats (float32), signs (±1), or codes (whole numbers that fit in a byte); around a `Function`
+also floats of other shapes. Sums of signs and of codes are exact. Each operation on floats is rounded once, in the
+order that its definition gives, so every runtime that neither contracts nor reorders them gives the same bits.
+Tensors "of channels" are (C,) float32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
