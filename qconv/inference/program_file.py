@@ -35,7 +35,7 @@ def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor
     if not isinstance(example, Tensor):
         raise TypeError(f"example ({type(example).__name__}) must be a tensor of images")
     example = example.detach().cpu()
-    frozen = build(model, 0.0, example)
+    frozen = build(model, example)
     content = frozen.program_bytes(example)
     check(model, frozen, example)
     with atomic_file(Path(path)) as file:

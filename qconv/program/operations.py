@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import TreeSpec, tree_map, tree_unflatten
 
 Size = tuple[int, int]
 
@@ -347,21 +347,38 @@ def _in_turn(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
+class LayerCall(NamedTuple):
+    """A call of a quantized layer: the numbers of its input, and of the signs or codes of that; None on floats."""
+
+    name: str
+    input: int
+    codes: int | None
+
+
 class Program:
     """A frozen network as a flat list of operations; `run` defines what it computes.
 
     Attributes:
         operations: in an order in which each follows its inputs; the first is the `Input`.
-        output: the number of the operation whose value is the output.
+        outputs: the numbers of the operations whose values are the outputs.
+        structure: how the outputs are put together; None for a single tensor.
         is_flat: whether the output has one pixel, and loses its last two dimensions.
-        size: the only size of images that it takes; None for any.
+        size: the only height and width, or other dimensions behind the channels, that it takes; None for any.
+        layers: the calls of quantized layers.
     """
 
     def __init__(self, channels: int) -> None:
         self.operations: list[Operation] = [Input(inputs=(), channels=channels)]
-        self.output = 0
+        self.outputs: tuple[int, ...] = (0,)
+        self.structure: TreeSpec | None = None
         self.is_flat = False
-        self.size: Size | None = None
+        self.size: tuple[int, ...] | None = None
+        self.layers: list[LayerCall] = []
+
+    @property
+    def output(self) -> int:
+        """The number of the operation whose value is the first output."""
+        return self.outputs[0]
 
     def add(self, operation: Operation) -> int:
         """Append an operation; return its number."""
@@ -370,19 +387,24 @@ class Program:
 
     def pruned(self) -> "Program":
         """Return the program without operations that no output needs."""
-        needed = {0, self.output}
-        for place in range(self.output, 0, -1):
+        needed = {0, *self.outputs}
+        for place in range(max(needed), 0, -1):
             needed |= {*self.operations[place].inputs} if place in needed else set()
         kept = Program(self.operations[0].channels)
         places = {old: new for new, old in enumerate(sorted(needed))}
         for old in sorted(needed)[1:]:
             operation = self.operations[old]
             kept.add(replace(operation, inputs=tuple(places[given] for given in operation.inputs)))
-        kept.output, kept.is_flat, kept.size = places[self.output], self.is_flat, self.size
+        kept.outputs, kept.structure = tuple(places[output] for output in self.outputs), self.structure
+        kept.is_flat, kept.size = self.is_flat, self.size
+        for name, *numbers in self.layers:
+            given, codes = (places.get(number) for number in numbers)
+            if given is not None:
+                kept.layers.append(LayerCall(name, given, codes))
         return kept
 
     def sizes(self, size: Size) -> list[Size]:
-        """Return height and width of each operation's value for images of this size."""
+        """Return height and width of each operation's value for images of this size, which a `Function` keeps."""
         found: list[Size] = []
         for operation in self.operations:
             found.append(operation.size(found[operation.inputs[0]] if operation.inputs else size))
@@ -405,10 +427,16 @@ class Program:
             found.append(operation.run(*(found[place] for place in operation.inputs)) if operation.inputs else input)
         return found
 
-    def run(self, input: Tensor) -> Tensor:
+    def run(self, input: Tensor) -> Any:
         """Return the output for images (N, C, H, W)."""
-        output = self.values(input)[self.output]
-        return output.flatten(1) if self.is_flat else output
+        values = self.values(input)
+        return self.put_together([values[place] for place in self.outputs])
+
+    def put_together(self, outputs: Sequence[Tensor]) -> Any:
+        """Return the output of the network that has these values."""
+        if self.structure is not None:
+            return tree_unflatten(list(outputs), self.structure)
+        return outputs[0].flatten(1) if self.is_flat else outputs[0]
 
     def __str__(self) -> str:
         lines = []
