@@ -146,23 +146,22 @@ class FrozenModel(nn.Module):
 
     def _made_plan(self, program: Program) -> tuple[Planned | None, str]:
         """Return the plan of a program, or why there is none."""
+        if len(self._shape) != 4:
+            return None, f"inputs of {len(self._shape)} dimensions are not images"
         try:
-            if len(self._shape) != 4:
-                raise NotFused(f"inputs of {len(self._shape)} dimensions are not images")
-            planned = Planned(program, self._hides_nan)
-            floats, others = program.multiplications((self._shape[2], self._shape[3]))
-            if floats > max(others, _MANY):
-                raise NotFused(f"{floats:,} multiplications of floats are faster in torch")
+            return Planned(program, self._hides_nan), ""
         except NotFused as reason:
             return None, str(reason)
-        return planned, ""
 
     def _plan(self, input: Tensor) -> Planned | None:
         """Return what runs these images as a plan; None if they go through the network's modules."""
         planned = self._planned
-        if planned is None or not _is_plain_images(input) or not planned.takes(input) or not planned.fits(input):
+        if planned is None or not _is_plain_images(input) or not planned.takes(input):
             return None
-        return planned
+        floats, others = planned.multiplications((input.shape[2], input.shape[3]))
+        is_torchs = floats > max(others, _MANY)
+        self.unplanned = f"{floats:,} multiplications of floats are faster in torch" if is_torchs else ""
+        return planned if not is_torchs and planned.fits(input) else None
 
     def _run(self, input: Tensor) -> Any:
         network = self.network

@@ -1,5 +1,6 @@
 """Lowering: the recorded graph of a trained network to a `Program`."""
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,7 +31,7 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
     """Return the program of a trained network.
 
     What has no operation of its own becomes a `Function`. Whether the program holds for images of any size is tried at
-    three other sizes; else `Program.size` is that of the sample.
+    two other sizes; else `Program.size` is that of the sample.
 
     Args:
         network: in evaluation.
@@ -50,7 +51,7 @@ def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor) -> boo
     if sample.ndim != 4:
         return sample.ndim < 3
     height, width = sample.shape[2:]
-    for size in ((height + 1, width + 1), (2 * height, 2 * width), (height // 2, width // 2)):
+    for size in ((2 * height + 1, 2 * width + 1), (height // 2, width // 2)):
         try:
             other = _Lowering(network, F.interpolate(sample[:1], size)).run()
         except Exception:  # noqa: BLE001  # a network may take one size only, and raise anything
@@ -105,8 +106,7 @@ class _Lowering:
     """
 
     def __init__(self, network: nn.Module, sample: Tensor) -> None:
-        layers = ((name, each) for name, each in network.named_modules() if isinstance(each, QuantizedLayer))
-        self.whole = {name: layer for name, layer in layers if not has_own_forward(layer)}
+        self.whole = {name: module for name, module in network.named_modules() if _stays_whole(module)}
         self.build = Builder((_IMAGES[0], *sample.shape[1:]))
         self.scope = _Scope(network, sample, self.whole)
         self.env: dict[fx.Node, Any] = {}
@@ -186,6 +186,8 @@ class _Lowering:
         self.build.origin = self._origin(node, name)
         if name == "recorded_layer":
             return self._layer(args[0], args[1])
+        if name == "squeeze" and len(node.args) == 1:
+            raise NotRecorded(f"'{self.build.origin}': squeeze() of any dimension, that of one image too")
         result = node.meta["val"]
         if isinstance(result, Tensor):
             return self._one(node, name, args, kwargs, tuple(result.shape))
@@ -248,7 +250,12 @@ class _Lowering:
 
     def _layer(self, x: Value, place: int) -> Value:
         name, layer = list(self.whole.items())[place]
-        self.build.origin, how = name, arithmetic(layer)
+        self.build.origin = name
+        if not isinstance(layer, QuantizedLayer):
+            found = self._norm(x, layer.weight, layer.bias, layer.running_mean, layer.running_var, False, layer.eps)
+            given = () if found is not None else (self.build.raw(x),)
+            return Value(self.build.call(copy.deepcopy(layer), x.shape, *given) if found is None else found, x.shape)
+        how = arithmetic(layer)
         if how.kind != "float":
             return lower_layer(self.build, layer, how, x, name)
         given = self.build.raw(x)
@@ -460,6 +467,12 @@ class _Lowering:
             return place
         window = Window(padding=(left, right, top, bottom))
         return self.build.floats(place, torch.ones(channels, 1, 1, 1), None, window, channels)
+
+
+def _stays_whole(module: nn.Module) -> bool:
+    """Whether a recording keeps a module whole: a quantized layer, or a batch norm by stored statistics."""
+    is_norm = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d) and module.running_mean is not None
+    return (is_norm or isinstance(module, QuantizedLayer)) and not has_own_forward(module)
 
 
 def _is_node(argument: Any) -> bool:

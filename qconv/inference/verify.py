@@ -4,13 +4,14 @@ import copy
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..convert import to_float
 from ..ground.table import Column, least_width, lines, wrap
@@ -30,6 +31,7 @@ COLUMNS = tuple(map(Column, HEADS))
 LEFT_OUT: tuple[tuple[str, ...], ...] = ((), ("of bound",), ("of bound", "drift"))  # on narrower and narrower screens
 CLOSE = 1e-5  # of the largest output: the possible difference of two orders of float sums
 SURE = 8  # times the largest error of the trained network's float32 in a channel
+FEW = 64  # numbers of a channel whose errors may all be small by chance
 UNIT = 2.0**-24  # the largest relative rounding error of float32
 TINY = 1e-37  # near the smallest normal float32: smaller numbers may become 0
 
@@ -169,8 +171,8 @@ def verify(
     The frozen network runs as it is shipped, on its own codes, and the trained one follows it in float64: each of its
     quantized layers takes the input that the frozen network gave it. So each layer is checked by itself: its codes must
     be those of the trained quantizer for the same floats, every one, and the floats the exact result of the trained
-    modules, applied to the trained layer's exact sums. Rounding explains 8 times the error that the trained network
-    makes in float32 itself, at most, in a channel.
+    modules, applied to the trained layer's exact sums. Rounding explains 8 times the largest error that the trained
+    modules make in float32, in a channel.
 
     The outputs, and with them the decisions, must agree with the exact ones alike. The trained network on its own codes
     has other elements fall to the other side of an edge, since float sums depend on their order; the outputs and
@@ -301,17 +303,19 @@ class _Follower:
 
     def __init__(self, model: nn.Module, checks: Mapping[str, LayerCheck]) -> None:
         self.checks, self.last = dict(checks), ""
-        self.networks = _in_float64(model), copy.deepcopy(model)
+        self.network = copy.deepcopy(model)
         self.layers = {name: Quantized(model.get_submodule(name)) for name in checks}
 
     def run(self, batch: Tensor, own: Mapping[str, list[Own]]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the outputs in float64 and in float32, of which those are the exact ones."""
         outputs, calls = [], []
-        for network, dtype in zip(self.networks, (torch.float64, torch.float32), strict=True):
+        left: dict[str, list[Own]] = {}
+        for dtype in (torch.float64, torch.float32):
             left = {name: list(each) for name, each in own.items()}
             seen: list[tuple[str, Tensor, Own | None]] = []
-            with _guided(network, self.layers, left, seen):
-                outputs.append(_leaves(network(batch.to(dtype))))
+            mode = _InFloat64() if dtype == torch.float64 else nullcontext()
+            with _guided(self.network, self.layers, left, seen), mode:
+                outputs.append(_leaves(self.network(batch.to(dtype))))
             calls.append(seen)
         exact, rounded = calls
         for (name, wanted, given), (_, low, _) in zip(exact, rounded, strict=True):
@@ -344,16 +348,28 @@ class _Follower:
         return replace(found, codes=int(differing.sum()), drift=int((codes_own != codes(wanted)).sum()))
 
 
-def _in_float64(model: nn.Module) -> nn.Module:
-    """Return a copy in float64, of which the quantized layers, whose outputs are given, stay as they are."""
-    copied = copy.deepcopy(model)
-    for module in copied.modules():
-        if not any(isinstance(each, QuantizedLayer) for each in module.modules()):
-            module.double()
-        elif not isinstance(module, QuantizedLayer):
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                tensor.data = tensor.double() if tensor.is_floating_point() else tensor
-    return copied
+def _rounded(exact: Tensor) -> Tensor:
+    """Return a layer's output with the errors of a product and a sum or two, in either direction, in float32."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    signs = torch.randint(0, 2, exact.shape, generator=generator, device="cpu") * 2 - 1
+    return (exact * (1 + 4 * UNIT * signs)).float()
+
+
+class _InFloat64(TorchFunctionMode):
+    """Context manager: a function of float64 takes all its floats so, parameters too, and gives float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = args, kwargs or {}
+        if any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(given)):
+            given = tree_map(_widened, given)
+            func = Tensor.double if func is Tensor.float else func
+        return func(*given[0], **given[1])
+
+
+def _widened(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.double() if leaf.dtype == torch.float32 else leaf
+    return torch.float64 if leaf is torch.float32 else leaf
 
 
 @contextmanager
@@ -374,8 +390,9 @@ def _guided(
                 x = input if given is None or given.input.numel() != input.numel() else given.input.reshape(input.shape)
                 in_float32 = input.dtype == torch.float32 and (given is None or given.codes is None)
                 if rest or named or in_float32:  # whose sums make an error
-                    return layer.layer(x.float(), *rest, **named).to(input.dtype)
-                return _output(layer, x.float(), given).to(input.dtype)
+                    return layer.layer(x.to(torch.float32), *rest, **named).to(input.dtype)
+                exact = _output(layer, x.to(torch.float32), given)
+                return exact if input.dtype == torch.float64 else _rounded(exact)
 
             place.forward = forward
             stack.callback(vars(place).pop, "forward")
@@ -418,12 +435,13 @@ def _off(got: Tensor, exact: Tensor, low: Tensor, dim: int = 1) -> tuple[float, 
     off, error = difference(got, exact), difference(low, exact)
     if not off.numel():
         return 0.0, 0.0
-    others = [d for d in range(exact.ndim) if d != dim % exact.ndim] if exact.ndim > 1 else []
+    others = [d for d in range(exact.ndim) if d != dim % exact.ndim]
+    is_by_channel = exact.ndim > 1 and exact.numel() >= FEW * exact.shape[dim]
 
     def largest(values: Tensor) -> Tensor:
-        return values.amax(others) if others else values
+        return values.amax(others) if is_by_channel else values.max()
 
-    bound = SURE * (largest(error) + UNIT * largest(exact.double().abs().nan_to_num(0, 0, 0))) + TINY
+    bound = SURE * (largest(error) + UNIT * exact.double().abs().nan_to_num(0, 0, 0).max()) + TINY
     return float(off.max()), float((largest(off) / bound).max())
 
 

@@ -264,6 +264,13 @@ class Planned:
             raise NotFused("qconv was installed without its C kernels")
         self.program, self.content = program, program_bytes(program, guard)
         self._plans: dict[Size, Plan] = {}
+        self._counts: dict[Size, tuple[int, int]] = {}
+
+    def multiplications(self, size: Size) -> tuple[int, int]:
+        """Return `Program.multiplications`."""
+        if size not in self._counts:
+            self._counts[size] = self.program.multiplications(size)
+        return self._counts[size]
 
     def takes(self, input: Tensor) -> bool:
         """Whether the program is one for images of this shape."""
