@@ -72,8 +72,9 @@ class FrozenModel(nn.Module):
         self._trained: tuple[nn.Module, ...] = (trained,)  # in a tuple it is no part of the model
         self._hides_nan = any(told.arithmetic != "float" for told in layers)
         self._program: Program | None = None
-        self._shape: tuple[int, ...] = ()  # of the sample
+        self._sample = torch.empty(0, dtype=torch.uint8, device="meta")
         self._planned: Planned | None = None
+        self._is_guess = False  # whether the sample is random, and of a usual size
         self._device = torch.device("cpu")
 
     def forward(self, input: Tensor) -> Any:
@@ -85,7 +86,7 @@ class FrozenModel(nn.Module):
         """
         planned = None
         if not torch.compiler.is_compiling():
-            self._suit(input)
+            self.suit(input)
             planned = self._plan(input)
         if self.nan == "pass" and (planned is not None or not self._hides_nan):  # a plan knows NaN by itself
             return self._run(input) if planned is None else planned(input)
@@ -99,7 +100,7 @@ class FrozenModel(nn.Module):
 
     def program(self, input: Tensor) -> Program | None:
         """Return the network as a list of operations for inputs like this one; None if its forward stays Python."""
-        self._suit(input)
+        self.suit(input)
         return self._program
 
     def program_bytes(self, input: Tensor) -> bytes:
@@ -108,7 +109,7 @@ class FrozenModel(nn.Module):
         Raises:
             ValueError: there is no plan for them.
         """
-        self._suit(input)
+        self.suit(input)
         try:
             if self._program is None:
                 raise NotFused(self.untraced)
@@ -118,36 +119,47 @@ class FrozenModel(nn.Module):
 
     def own_values(self, input: Tensor) -> Mapping[int, Tensor]:
         """Return the values of the program's operations, by number: those of a plan, or of `network`."""
-        self._suit(input)
+        self.suit(input)
         if self._program is None:
             raise ValueError(f"the model has no program: {self.untraced}")
         if self._plan(input) is not None:
             return dict(enumerate(self._program.values(input)))
         return cast(Library, self.network).values(input)
 
-    def _suit(self, input: Tensor) -> None:
-        """Lower the network for inputs of this shape, unless it is lowered for them."""
-        program = self._program
-        if self.untraced or not self._trained or (program is not None and _fits(program, self._shape, input.shape)):
+    def suit(self, input: Tensor, is_guess: bool = False) -> None:
+        """Lower the network for inputs of this shape, unless it is lowered for them.
+
+        A guess is for what needs no input, such as `torch.compile`; the first input replaces it.
+        """
+        program, was_guess = self._program, self._is_guess and input.shape[1:] != self._sample.shape[1:]
+        self._is_guess = is_guess
+        if self._sample.is_floating_point() and not input.is_floating_point():
+            what = f"input has dtype {input.dtype}; it must be a floating dtype"
+            raise TypeError(f"{what}: call input.to(torch.float32)")
+        if self.untraced or not self._trained:
             return
-        sample = input.detach()[:1].to("cpu", torch.float32)
+        if program is not None and not was_guess and _fits(program, self._sample, input):
+            return
+        sample = input.detach()[:1].cpu()
         try:
             self._program = lower(self._trained[0], sample)
         except NotRecorded as reason:
+            takes(self._trained[0], sample)  # which raises the network's own error, if there is one
             self.untraced = self.unplanned = str(reason)
             self.network = _in_parts(self._trained[0], self.nan).to(self._device)
             self._program, self._planned = None, None
         else:
-            self._shape = tuple(sample.shape)
+            self._sample = torch.empty_like(sample, device="meta")
             self.network = Library(self._program).to(self._device)
             self._planned, self.unplanned = self._made_plan(self._program)
-        if self._program is None or (self._program.size is None and input.ndim == 4):
+        if self._program is None or (self._program.size is None and input.ndim == 4 and not is_guess):
             self._trained = ()
 
     def _made_plan(self, program: Program) -> tuple[Planned | None, str]:
         """Return the plan of a program, or why there is none."""
-        if len(self._shape) != 4:
-            return None, f"inputs of {len(self._shape)} dimensions are not images"
+        if self._sample.ndim != 4 or self._sample.dtype != torch.float32:
+            what = f"{self._sample.dtype}, of {self._sample.ndim} dimensions"
+            return None, f"its input ({what}) is not images of float32"
         try:
             return Planned(program, self._hides_nan), ""
         except NotFused as reason:
@@ -191,11 +203,10 @@ class FrozenModel(nn.Module):
         return super().train(False)
 
 
-def _fits(program: Program, sample: tuple[int, ...], shape: torch.Size) -> bool:
-    """Whether a program that was made for a sample takes inputs of this shape."""
-    if len(shape) != len(sample) or shape[1:2] != sample[1:2]:
-        return not program.size and len(shape) != len(sample)
-    return program.size is None or tuple(shape[2:]) == program.size
+def _fits(program: Program, sample: Tensor, input: Tensor) -> bool:
+    """Whether a program that was made for a sample takes such inputs."""
+    kinds = [(each.ndim, each.dtype, each.shape[1:2]) for each in (sample, input)]
+    return kinds[0] == kinds[1] and program.size in (None, tuple(input.shape[2:]))
 
 
 def _in_parts(trained: nn.Module, nan: Literal["pass", "refuse"]) -> nn.Module:
@@ -316,7 +327,7 @@ def _build(model: nn.Module, example: Tensor | None) -> FrozenModel:
     made = FrozenModel(network, tuple(_told(name, layer) for name, layer in names if isinstance(layer, QuantizedLayer)))
     made.eval()
     if sample is not None:
-        made._suit(sample)
+        made.suit(sample, is_guess=example is None)
     return made
 
 

@@ -37,6 +37,7 @@ class Builder:
     def __init__(self, shape: Shape) -> None:
         self.program = Program(shape[1] if len(shape) > 1 else 1)
         self.stored: list[Shape] = [shape]
+        self._exact: dict[int, tuple[Tensor, Tensor]] = {}  # scales and biases, by number
         self.origin = ""
 
     def add(self, kind: type[Operation], *inputs: int, channels: int | None = None, **fields: Any) -> int:
@@ -95,12 +96,24 @@ class Builder:
     # Operations that are used in several places
 
     def affine(self, place: int, scale: Tensor | float, bias: Tensor | float) -> int:
+        """Append a scale and a bias of channels; they are rounded to float32."""
         channels = self.stored[place][1]
 
         def of_channels(numbers: Tensor | float) -> Tensor:
-            return torch.as_tensor(numbers, dtype=torch.float32).detach().flatten().expand(channels).clone()
+            return torch.as_tensor(numbers, dtype=torch.float64).detach().flatten().expand(channels)
 
-        return self.add(ops.Affine, place, scale=of_channels(scale), bias=of_channels(bias))
+        exact = of_channels(scale), of_channels(bias)
+        number = self.add(ops.Affine, place, scale=exact[0].float().clone(), bias=exact[1].float().clone())
+        self._exact[number] = exact
+        return number
+
+    def norm(self, place: int, scale: Tensor, bias: Tensor) -> int:
+        """Append a batch norm; right behind a convolution's scale and bias it becomes one with them."""
+        operation = self.program.operations[place]
+        exact = self._exact.get(place)
+        if exact is None or place != len(self.program.operations) - 1:
+            return self.affine(place, scale, bias)
+        return self.affine(operation.inputs[0], exact[0] * scale, exact[1] * scale + bias)
 
     def floats(self, place: int, weight: Tensor, bias: Tensor | None, window: Window, groups: int) -> int:
         """Append a convolution of floats by a weight (C_out, C / groups, kh, kw)."""

@@ -135,10 +135,20 @@ class Quantized(nn.Module):
 
     def input(self, input: Tensor) -> Tensor:
         """Return the quantized input."""
+        quantizer: Any = self.layer.input_quantizer  # pyright: ignore
+        return quantizer.quantize(self.padded(input), *quantizer.tensors())
+
+    def codes(self, input: Tensor) -> Tensor:
+        """Return the codes of the input, with padding."""
+        quantizer: Any = self.layer.input_quantizer  # pyright: ignore
+        return quantizer.codes(self.padded(input), *quantizer.tensors()).values
+
+    def padded(self, input: Tensor) -> Tensor:
+        """Return the input with what other padding modes than zeros put around it."""
         layer: Any = self.layer
         if layer.weight.ndim > 2 and layer.padding_mode != "zeros":
-            input = F.pad(input, layer.padding_sides, mode=layer.padding_mode)
-        return layer.input_quantizer.quantize(input, *layer.input_quantizer.tensors())
+            return F.pad(input, layer.padding_sides, mode=layer.padding_mode)
+        return input
 
     def product(self, input_q: Tensor, weight: Any, bias: Tensor | None, input: Tensor) -> Tensor:
         """Apply the layer's operation to a quantized input and weight, of any dtype."""
@@ -231,18 +241,17 @@ class _Layer:
         self.is_conv = isinstance(layer, QConv2d)
         self.groups = layer.groups if self.is_conv else 1
         self.bias = torch.zeros(len(how.scale)) if layer.bias is None else layer.bias.detach()
+        self.first_bias = torch.zeros(len(how.scale)) if layer.has_scale_map else self.bias  # the map comes before it
         self.quantizer = layer.input_quantizer
         self.input = 0
         self.codes: int | None = None
 
     def lower(self, x: Value) -> Value:
         build, how = self.build, self.how
-        shape = self._shape(x.shape)
+        shape, self.input = self._shape(x.shape), x.place
         if how.kind == "shift":
-            self.input = build.raw(x)
-            return Value(build.call(ShiftConv2d(self.layer, how), shape, self.input), shape)
+            return Value(build.call(ShiftConv2d(self.layer, how), shape, build.raw(x)), shape)
         place, weight, window = self._of_image(x) if self.is_conv else self._of_rows(x)
-        self.input = place
         output = self._offset(place, weight, window) if how.kind == "offset" else self._sums(place, weight, window)
         if self.layer.has_scale_map:
             output = self._mapped(output, place, window)
@@ -296,7 +305,7 @@ class _Layer:
             codes, zero = self._codes(place)
             self.codes = codes
             sums = self.build.add(ops.ConvCodes, codes, weight=weight.to(torch.int16), zero=zero, **fields)
-        return self.build.affine(sums, self.how.scale, 0.0 if self.layer.has_scale_map else self.bias)
+        return self.build.affine(sums, self.how.scale, self.first_bias)
 
     def _offset(self, place: int, weight: Tensor, window: Window) -> int:
         """Append the convolution of two values around a centre with two values around a centre (AdaBin).
@@ -318,7 +327,7 @@ class _Layer:
         ones = build.add(ops.ConvBits, signs, channels=1, weight=one, window=Window())
         ones = build.add(ops.Clamp, ones, low=1.0, high=1.0)
         taps = offset * (weight.double() * scale.view(-1, 1, 1, 1) + centre.view(-1, 1, 1, 1)).sum(1, keepdim=True)
-        border = build.floats(ones, taps.float(), self.bias, window, 1)
+        border = build.floats(ones, taps.float(), self.first_bias, window, 1)
         rest = build.add(ops.Add, boxes, border)
         fields: Any = {"channels": len(weight), "window": window, "groups": groups}
         sums = build.add(ops.ConvBits, signs, weight=weight.to(torch.int8), **fields)

@@ -258,15 +258,14 @@ class _Lowering:
         how = arithmetic(layer)
         if how.kind != "float":
             return lower_layer(self.build, layer, how, x, name)
-        given = self.build.raw(x)
-        self.build.program.layers.append(ops.LayerCall(name, given, None))
+        self.build.program.layers.append(ops.LayerCall(name, x.place, None))
         quantized = Quantized(layer)
         sample = torch.zeros(x.shape)
         try:
             scope = _Scope(quantized, sample, {}, name)
         except NotRecorded:
             shape = tuple(quantized(sample).shape)
-            return Value(self.build.call(quantized, shape, given), shape)
+            return Value(self.build.call(quantized, shape, self.build.raw(x)), shape)
         outer, self.scope = self.scope, scope
         output = self._followed(x)
         self.scope = outer
@@ -347,7 +346,7 @@ class _Lowering:
             return None
         factor = (var.double() + rest[-1]).rsqrt() * (1 if weight is None else weight.double())
         shift = -mean.double() * factor + (0 if bias is None else bias.double())
-        return self.build.affine(x.place, factor, shift)
+        return self.build.norm(x.place, factor, shift)
 
     # Windows
 

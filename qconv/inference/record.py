@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from ..kernels.library import LIBRARY
 from ..layers import QConv2d
+from ..layers.arguments import check_input
 from ..layers.conv import check_shape
 from ..layers.observed_run import trial
 from ..packed.shapes import usual_shapes
@@ -80,6 +81,7 @@ def _recorded_layer(input: Tensor, place: int) -> Tensor:
         layer._check_input_dim(input)
         return torch.empty_like(input)
     if type(layer).forward is QConv2d.forward and layer.padding_mode == "zeros" and input.ndim == 4:
+        check_input(layer, input)
         check_shape(input, 4, layer.in_channels)
         output = layer.operation(input).forward(input.to("meta"), layer.filters().to("meta"), None)
         return input.new_zeros(output.shape)

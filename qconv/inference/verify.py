@@ -200,7 +200,9 @@ def verify(
     names = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLayer)}
     for told in frozen.layers:
         if told.name not in names:
-            raise ValueError(f"the frozen model has a layer '{told.name}', the trained one no quantized layer there")
+            raise ValueError(
+                f"the frozen model has a layer '{told.name}', the trained one has no quantized layer there"
+            )
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
@@ -221,7 +223,7 @@ def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> V
     checks = {told.name: LayerCheck(told.name, told.arithmetic) for told in frozen.layers}
     guided = differs = largest = of_bound = 0.0
     decisions = samples = 0
-    follower = _Follower(model, checks)
+    follower = _Follower(model, checks, is_whole=not frozen.untraced)
     for number, batch in enumerate(inputs):
         if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):  # with labels
             batch = batch[0]
@@ -246,8 +248,8 @@ def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> V
         decisions += int(torch.stack(differing).any(0).sum()) if is_whole else len(batch)
     if not samples:
         raise ValueError("inputs must hold at least one sample")
-    checks = follower.checks
-    return Verification(tuple(checks.values()), guided, differs, largest, decisions, samples, of_bound, follower.last)
+    called = tuple(check for check in follower.checks.values() if check.elements or check.of_bound)
+    return Verification(called, guided, differs, largest, decisions, samples, of_bound, follower.last)
 
 
 def _leaves(output: Any) -> list[Tensor]:
@@ -301,8 +303,8 @@ class _Follower:
         last: the name of the last layer that was called.
     """
 
-    def __init__(self, model: nn.Module, checks: Mapping[str, LayerCheck]) -> None:
-        self.checks, self.last = dict(checks), ""
+    def __init__(self, model: nn.Module, checks: Mapping[str, LayerCheck], is_whole: bool) -> None:
+        self.checks, self.last, self.is_whole = dict(checks), "", is_whole
         self.network = copy.deepcopy(model)
         self.layers = {name: Quantized(model.get_submodule(name)) for name in checks}
 
@@ -330,6 +332,8 @@ class _Follower:
     def _check(self, name: str, wanted: Tensor, low: Tensor, own: Own | None) -> LayerCheck:
         layer: Any = self.layers[name].layer
         nothing = LayerCheck(name, self.checks[name].arithmetic)
+        if own is None and not self.is_whole and nothing.arithmetic == "float":
+            return nothing  # a part of a forward that stays Python
         if own is None or own.input.numel() != wanted.numel():
             return replace(nothing, of_bound=math.inf, elements=wanted.numel())
         if not wanted.numel():
@@ -339,13 +343,11 @@ class _Follower:
         found = replace(nothing, error=off, of_bound=share, elements=wanted.numel())
         if own.codes is None or isinstance(quantizer, Identity):
             return found
-
-        def codes(values: Tensor) -> Tensor:
-            return quantizer.codes(values.float(), *quantizer.tensors()).values
-
-        codes_own = own.codes.reshape(wanted.shape)
-        differing = codes_own != codes(got)
-        return replace(found, codes=int(differing.sum()), drift=int((codes_own != codes(wanted)).sum()))
+        codes, exact = (self.layers[name].codes(values) for values in (got, wanted.float()))
+        if own.codes.numel() != codes.numel():  # with the border of its own
+            return found
+        differing, drifting = (own.codes.reshape(codes.shape) != others for others in (codes, exact))
+        return replace(found, codes=int(differing.sum()), drift=int(drifting.sum()))
 
 
 def _rounded(exact: Tensor) -> Tensor:
@@ -389,10 +391,11 @@ def _guided(
                 seen.append((name, input, given))
                 x = input if given is None or given.input.numel() != input.numel() else given.input.reshape(input.shape)
                 in_float32 = input.dtype == torch.float32 and (given is None or given.codes is None)
-                if rest or named or in_float32:  # whose sums make an error
-                    return layer.layer(x.to(torch.float32), *rest, **named).to(input.dtype)
-                exact = _output(layer, x.to(torch.float32), given)
-                return exact if input.dtype == torch.float64 else _rounded(exact)
+                with torch._C.DisableTorchFunction():
+                    if rest or named or in_float32:  # whose sums make an error
+                        return layer.layer(x.float(), *rest, **named).to(input.dtype)
+                    exact = _output(layer, x.float(), given)
+                    return exact.to(input.dtype) if input.dtype == torch.float64 else _rounded(exact)
 
             place.forward = forward
             stack.callback(vars(place).pop, "forward")
@@ -406,7 +409,7 @@ def _output(layer: Quantized, input: Tensor, own: Own | None) -> Tensor:
         return trained(input)
     quantizer, input_q = trained.input_quantizer, layer.input(input).double()
     if own is not None and own.codes is not None:
-        codes = quantizer.codes(input, *quantizer.tensors())
+        codes = quantizer.codes(layer.padded(input), *quantizer.tensors())
         if own.codes.numel() == input_q.numel():
             values = own.codes.reshape(input_q.shape).double() * codes.scale.double()
             input_q = values if codes.offset is None else values + codes.offset.double()
