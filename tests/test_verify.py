@@ -24,6 +24,10 @@ from qconv.scheme import Scheme
 WIDTH = 32
 
 
+def same(input: Tensor) -> Tensor:
+    return input
+
+
 class Net(nn.Module):
     """A residual network with random activations, groups and pooling; ``bn3`` stands where it can't be folded.
 
@@ -49,14 +53,14 @@ class Net(nn.Module):
 
     def apply_to(self, input: Tensor, *names: str) -> Tensor:
         for name in names:
-            input = self.before.get(name, nn.Identity())(input)
-            input = self.after.get(name, nn.Identity())(self.get_submodule(name)(input))
+            input = self.before.get(name, same)(input)
+            input = self.after.get(name, same)(self.get_submodule(name)(input))
         return input
 
     def forward(self, input: Tensor) -> Tensor:
         first = self.apply_to(input, "stem", "bn0")
         inner = self.apply_to(first, "conv1", "bn1", "act1")
-        summed = self.before.get("sum", nn.Identity())(first) + self.apply_to(inner, "conv2", "bn2", "act2")
+        summed = self.before.get("sum", same)(first) + self.apply_to(inner, "conv2", "bn2", "act2")
         last = self.apply_to(summed, "bn3", "pool", "act3", "conv3", "bn4", "act4")
         return self.head(last.mean((2, 3)))
 
@@ -97,7 +101,7 @@ def swapped_layers(network: Any) -> None:
 
 FAULTS: dict[str, Callable[[Any], Any]] = {
     "one code": of("conv3", "weight", set_one_code),
-    "one threshold": of("bn1", "bias", lambda bias: bias[4].add_(0.2)),
+    "one threshold": of("bn1", "bias", lambda bias: bias[4].add_(2)),
     "two channels": of("conv2", "weight", swap),
     "padding value": before("conv3", lambda x: nn.functional.pad(x[..., 1:-1], (1, 1), value=1.0)),
     "no residual": before("sum", torch.zeros_like),

@@ -374,6 +374,10 @@ def _widened(leaf: Any) -> Any:
     return torch.float64 if leaf is torch.float32 else leaf
 
 
+def _narrowed(leaf: Any) -> Any:
+    return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == torch.float64 else leaf
+
+
 @contextmanager
 def _guided(
     network: nn.Module,
@@ -388,12 +392,13 @@ def _guided(
 
             def forward(input: Tensor, *rest: Any, name: str = name, layer: Any = layer, **named: Any) -> Tensor:
                 given = own[name].pop(0) if own.get(name) else None
-                seen.append((name, input, given))
+                seen.append((name, input.clone(), given))
                 x = input if given is None or given.input.numel() != input.numel() else given.input.reshape(input.shape)
                 in_float32 = input.dtype == torch.float32 and (given is None or given.codes is None)
                 with torch._C.DisableTorchFunction():
                     if rest or named or in_float32:  # whose sums make an error
-                        return layer.layer(x.float(), *rest, **named).to(input.dtype)
+                        more = tree_map(_narrowed, (rest, named))
+                        return layer.layer(x.float(), *more[0], **more[1]).to(input.dtype)
                     exact = _output(layer, x.float(), given)
                     return exact.to(input.dtype) if input.dtype == torch.float64 else _rounded(exact)
 
