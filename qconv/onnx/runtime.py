@@ -78,7 +78,7 @@ class OnnxComparison:
     """The result of `compare_onnx`.
 
     Attributes:
-        is_rounded: whether the file was written with `round_outputs`.
+        is_rounded: whether the file rounds outputs to 8 bits.
         close: number of inputs with outputs equal up to the order of float sums; in the others some code crossed an
             edge.
         difference: the largest difference of an output.
