@@ -11,7 +11,7 @@ from ..program.edges import are_edges_of, float_at, place_of
 from ..program.operations import Program, Window
 from .functions import write_function
 from .graph import Form, Graph
-from .integers import Chains, Integers, computed, is_even, roundings
+from .integers import Chains, Integers, computed, is_even, may_saturate, roundings
 
 _NUDGES = sorted(range(-4, 5), key=abs)  # floats beside a step, among which one with the right edges is searched
 _NONE = 0, 0, 0, 0
@@ -190,7 +190,8 @@ class Writer:
         for name, scales, zeros in ((weight, scale, none), (bias, scale * step_in, none.int())):
             values.append(graph.node("DequantizeLinear", name, *map(graph.constant, (scales, zeros)), axis=0))
         name = graph.node("Conv", *values, group=conv.groups, **_attributes(window))  # pyright: ignore
-        if self.chains.saturates(found, self._shift(given) + 128 * self.form.signed):
+        highest = self._levels(given)[1] + 128 * self.form.signed  # ONNX Runtime makes them uint8
+        if may_saturate(found.weight, highest):
             self.saturating[conv.origin] = None
         if place in self.rounded:
             return self._quantized(name, step, zero)
