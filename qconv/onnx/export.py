@@ -112,8 +112,9 @@ def written(writer: Any, program: Program, metadata: Mapping[str, str]) -> Any:
     def value(name: str, shape: Any) -> Any:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
-    sides = ["height", "width"] if program.size is None else list(program.size)
-    input = value("input", ["batch", program.operations[0].channels, *sides])
+    channels, *sides = writer.shapes[0][1:]
+    sides = ["height", "width"] if program.size is None and len(sides) == 2 else sides
+    input = value("input", ["batch", channels, *sides])
     shape = writer.shapes[program.output]
     shape = ["batch", *(None if program.size is None and place else side for place, side in enumerate(shape[1:]))]
     names = ["output" if place == 0 else f"output_{place}" for place in range(len(writer.outputs))]

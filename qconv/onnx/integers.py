@@ -76,7 +76,8 @@ class Chains:
         """
         coder: Any = self.operations[place]
         chain = self.before(coder.inputs[0])
-        if not chain or self.next(coder.inputs[0], Coder) != place:
+        is_alone = self.next(coder.inputs[0], Coder) == place
+        if not chain or not is_alone or (isinstance(coder, ops.Quantize) and not is_even(coder)):
             return None
         conv, bound, finer = self._bounded(chain[0])
         scale, bias = self._composed(chain)

@@ -13,8 +13,8 @@ from ..inference.defaults import of_shipping
 from ..inference.verify import other_decisions, tolerance
 from ..layers.copies import copied
 
+# What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each.
 ROUNDED, SATURATING = "qconv.round_outputs", "qconv.saturating_layers"
-"""What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each."""
 PRECISE = ("session.x64quantprecision", "1")
 """ONNX Runtime's option for right sums of 8-bit codes on x86 processors without VNNI. With VNNI sums are right without
 it, and slower with it."""

@@ -34,7 +34,7 @@ class Writer:
 
     def __init__(self, program: Program, form: Form, example: Tensor, round_outputs: bool) -> None:
         self.operations, self.form, self.graph, self.chains = program.operations, form, Graph(form), Chains(program)
-        self.shapes = [tuple(value.shape) for value in computed(program, example[:1].repeat(2, 1, 1, 1))]
+        self.shapes = [tuple(value.shape) for value in computed(program, torch.cat([example[:1]] * 2))]
         self.rounded = roundings(program, example, self.chains, form.signed) if round_outputs else {}
         self.kind, self.ends = (torch.int8, (-128, 127)) if form.signed else (torch.uint8, (0, 255))
         self.floats, self.codes, self.saturating = {0: "input"}, dict[int, str](), dict[str, None]()
@@ -43,7 +43,7 @@ class Writer:
         inside = {0, *(place for found in self.integers.values() for place in found.chain)}.difference(self.integers)
         self.read_as_codes = {self.operations[found.chain[0]].inputs[0] for found in self.integers.values()}
         if 0 in self.rounded:
-            self.codes[0] = self._quantized(self.floats.pop(0), *self.rounded[0])
+            self.codes[0] = self._linear("Quantize", self.floats.pop(0), *self.rounded[0])
         for place, operation in enumerate(self.operations):
             self.graph.origin = operation.origin
             if place not in inside:
@@ -73,7 +73,7 @@ class Writer:
         else:
             name = self._float(place, operation, [self.read(given) for given in operation.inputs])
             if place in self.rounded:
-                self.codes[place] = self._quantized(name, *self.rounded[place])
+                self.codes[place] = self._linear("Quantize", name, *self.rounded[place])
             else:
                 self.floats[place] = name
 
@@ -82,7 +82,7 @@ class Writer:
         if place not in self.floats:
             node, codes = self.graph.node, self.codes[place]
             if place in self.rounded:
-                self.floats[place] = node("DequantizeLinear", codes, *self._scale(*self.rounded[place]))
+                self.floats[place] = self._linear("Dequantize", codes, *self.rounded[place])
             else:
                 floats, offset = node("Cast", codes, to=TensorProto.FLOAT), float(self.offset(place))
                 self.floats[place] = node("Sub", floats, self.graph.constant(offset)) if offset else floats
@@ -101,15 +101,12 @@ class Writer:
             return -1 if isinstance(coder, ops.Sign) else -coder.zero
         return self.ends[1] - int(coder.codes[-1]) if self._is_saturated(place, ops.Quantize) else 0
 
-    def _scale(self, step: float, zero: int) -> tuple[str, str]:
-        """Add scale and zero point. Each node has its own: in its precise mode, ONNX Runtime changes them."""
-        return self.graph.constant(step), self._code(zero)
-
     def _code(self, code: int) -> str:
         return self.graph.constant(torch.tensor(code, dtype=self.kind))
 
-    def _quantized(self, name: str, step: float, zero: int) -> str:
-        return self.graph.node("QuantizeLinear", name, *self._scale(step, zero))
+    def _linear(self, kind: str, name: str, step: float, zero: int) -> str:
+        """Add a quantizer. Each has its own scale and zero point: in its precise mode, ONNX Runtime changes them."""
+        return self.graph.node(f"{kind}Linear", name, self.graph.constant(step, "float32"), self._code(zero))
 
     def _levels(self, place: int) -> tuple[int, int]:
         """Return the lowest and the highest code in the file."""
@@ -155,7 +152,7 @@ class Writer:
             return codes
         name, (factor, step) = self._from_low(place, name), line
         name = name if factor is None else graph.node("Mul", name, graph.constant(factor))
-        return self._clipped(place, self._quantized(name, step, zero))
+        return self._clipped(place, self._linear("Quantize", name, step, zero))
 
     def _guarded(self, place: int) -> str:
         """Return floats that do not come from DequantizeLinear, so that nothing is fused with it."""
@@ -186,7 +183,7 @@ class Writer:
         scale = (found.scale * step / step_in).float()
         none = torch.zeros(len(scale), dtype=torch.int8)
         weight, bias = graph.small(found.weight), graph.constant(found.bias.int())
-        values = [graph.node("DequantizeLinear", codes, *self._scale(step_in, zero_in))]
+        values = [self._linear("Dequantize", codes, step_in, zero_in)]
         for name, scales, zeros in ((weight, scale, none), (bias, scale * step_in, none.int())):
             values.append(graph.node("DequantizeLinear", name, *map(graph.constant, (scales, zeros)), axis=0))
         name = graph.node("Conv", *values, group=conv.groups, **_attributes(window))  # pyright: ignore
@@ -194,8 +191,8 @@ class Writer:
         if may_saturate(found.weight, highest):
             self.saturating[conv.origin] = None
         if place in self.rounded:
-            return self._quantized(name, step, zero)
-        return self._clipped(place, self._quantized(self._from_low(place, name), step, zero))
+            return self._linear("Quantize", name, step, zero)
+        return self._clipped(place, self._linear("Quantize", self._from_low(place, name), step, zero))
 
     # Floats
 
