@@ -17,10 +17,7 @@ from qconv.inference.one_magnitude import SignConv1d, SignConv2d, SignLinear, si
 from qconv.kernels import native
 from qconv.models import resnet20
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
-    pytest.mark.usefixtures("torchlib_read_once"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 if native.instruction_sets()[-1:] in ((), ("portable",)):
     pytest.skip("needs a C kernel", allow_module_level=True)
 SCHEMES = schemes.bwn(), schemes.dorefa(1, None), schemes.lsq(1, None), schemes.irnet(binary_input=False)

@@ -48,9 +48,9 @@ def add(commands: Any) -> None:
         "--four-bits", action="store_true", help="ONNX: store 4-bit integers in half a byte, which few programs read"
     )
     parser.add_argument(
-        "--any-size",
-        action="store_true",
-        help="ONNX: take images of any height and width that the network takes, not only those of its training",
+        "--opset",
+        type=int,
+        help="ONNX: the version of its operators, from 13 to 25 (default: 17, or 21 with four bits)",
     )
     parser.set_defaults(run=run, more="pictures")
 
@@ -71,9 +71,9 @@ def run(options: argparse.Namespace) -> int:
     source: Source = options.model
     folder = source.path if source.is_run else source.path.parent
     compared = None
-    chosen = {name: getattr(options, name) for name in ("round_outputs", "four_bits", "any_size")}
+    chosen = {name: getattr(options, name) for name in ("round_outputs", "four_bits", "opset")}
     if options.to != "onnx" and any(chosen.values()):
-        raise ValueError("--round-outputs, --four-bits and --any-size are for --to onnx")
+        raise ValueError("--round-outputs, --four-bits and --opset are for --to onnx")
     if options.to == "packed":
         if options.pictures:
             raise ValueError("--to packed takes no IMAGE")

@@ -13,7 +13,7 @@ MODULES = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
-    "onnx": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
+    "onnx": ("onnx", "onnxruntime"),
     "hub": ("huggingface_hub",),
     "shards": ("webdataset",),
     "heic": ("pillow_heif",),
