@@ -40,6 +40,7 @@ ROOMS = {
     "summary": {"ground", "layers", "lean", "packed", "quantizers"},
     "program": {"kernels"},
     "inference": {"convert", "ground", "kernels", "layers", "lean", "packed", "program", "quantizers"},
+    "export": {"ground", "program"},
     "onnx": {"ground", "inference", "kernels", "layers", "packed", "quantizers"},
     "zoo": {"ground", "images", "inference", "packed", "runs"},
     "after_training": {"convert", "ground", "layers", "lean", "loop", "methods", "quantizers", "scheme", "summary"},

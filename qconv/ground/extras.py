@@ -14,6 +14,7 @@ MODULES = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
+    "openvino": ("openvino",),
     "hub": ("huggingface_hub",),
     "shards": ("webdataset",),
     "heic": ("pillow_heif",),

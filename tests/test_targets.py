@@ -1,0 +1,138 @@
+"""Targets: what their own runtimes compute from the files that qconv writes is what the program defines."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_program import NETWORKS, Attentive, every, network, trained
+from torch import Tensor
+from torchvision.models import mobilenet_v2
+
+from qconv import schemes
+from qconv.inference import freeze
+from qconv.inference.lower import lower
+from qconv.program import operations as ops
+from qconv.program.edges import edges_of, float_at, place_of
+from qconv.program.operations import Program, Window
+
+TARGETS = {"openvino": ".xml"}
+
+
+def written(target: str, program: Program, images: Tensor, folder: Path) -> dict[str, Any]:
+    """What the target's runtime computes from the program's file."""
+    pytest.importorskip(target)
+    module: Any = import_module(f"qconv.export.{target}")
+    path = folder / f"model{TARGETS[target]}"
+    module.write(program, path, tuple(images.shape[2:]))
+    return module.run(path, images.numpy())
+
+
+def check_codes(program: Program, found: dict[str, Any]) -> None:
+    """All codes are those of the floats that the runtime itself has before them."""
+    for number, operation in enumerate(program.operations):
+        if isinstance(operation, ops.Quantize | ops.Sign):
+            floats, codes = torch.from_numpy(found[f"{number}.input"]), found[f"{number}.codes"]
+            zero = operation.zero if isinstance(operation, ops.Quantize) else 0
+            assert np.array_equal(operation.run(floats).numpy().astype(np.float32) - zero, codes), operation.origin
+
+
+def check(target: str, program: Program, images: Tensor, folder: Path) -> None:
+    found = written(target, program, images, folder)
+    check_codes(program, found)
+    wanted = program.run(images).numpy()
+    assert found[""].shape == wanted.shape
+    assert np.abs(found[""] - wanted).max() <= 1e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("kinds", [0, 1, 2])
+def test_every_operation(target: str, kinds: int, groups: int, tmp_path: Path) -> None:
+    check(target, every(kinds, groups), torch.randn(3, 5, 17, 14), tmp_path)
+
+
+MADE: dict[str, Callable[[], torch.nn.Module]] = {
+    **{name: lambda name=name: network(name) for name in NETWORKS if name not in ("float", "bireal")},
+    "lsq33": lambda: trained(NETWORKS["lsq44"][0](), schemes.lsq(3, 3), torch.randn(8, 3, 16, 16)),
+    "gates": lambda: trained(Attentive(), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16)),
+    "depthwise": lambda: trained(
+        mobilenet_v2(width_mult=0.25, num_classes=10),
+        schemes.minmax(8, 8),
+        torch.randn(8, 3, 32, 32),
+    ),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", MADE)
+def test_networks(target: str, name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    frozen, images = freeze(MADE[name]()), torch.randn(4, 3, 17, 13)
+    check(target, lower(frozen.network, images), images, tmp_path)
+
+
+def near(edges: Tensor) -> Tensor:
+    """Each edge and the three floats on both sides, and the ends."""
+    floats = float_at(place_of(edges[edges.isfinite()]).unsqueeze(1) + torch.arange(-3, 4)).flatten()
+    return torch.cat([floats, torch.tensor([0.0, -0.0, 1e30, -1e30])]).view(1, 1, 1, -1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("step", [1.0, 0.0371, 0.31407])
+@pytest.mark.parametrize(("low", "high"), [(0, 15), (-8, 7), (0, 255), (-128, 127), (-3, 3), (-100, 155)])
+def test_codes_change_at_the_edges(target: str, step: float, low: int, high: int, tmp_path: Path) -> None:
+    number = torch.tensor(step)
+    edges = edges_of(lambda x: (x / number).clamp(low, high).round(), low, high, step)
+    program = Program(1)
+    levels = torch.arange(high - low + 1, dtype=torch.uint8)
+    given: dict[str, Any] = {"channels": 1, "origin": "layer"}
+    program.add(ops.Quantize(**given, inputs=(0,), edges=edges, codes=levels, zero=-low, step=step))
+    weight = torch.ones(1, 1, 1, 1, dtype=torch.int8)
+    program.output = program.add(ops.ConvCodes(**given, inputs=(1,), weight=weight, window=Window(), zero=-low))
+    check(target, program, near(edges), tmp_path)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("edge", [0.0, -0.3, 1e-30, torch.inf, -torch.inf])
+def test_signs_change_at_the_edge(target: str, edge: float, tmp_path: Path) -> None:
+    program = Program(1)
+    given: dict[str, Any] = {"channels": 1, "origin": "layer"}
+    program.add(ops.Sign(**given, inputs=(0,), edge=torch.tensor([edge])))
+    weight = torch.ones(1, 1, 1, 1, dtype=torch.int8)
+    program.output = program.add(ops.ConvBits(**given, inputs=(1,), weight=weight, window=Window()))
+    check(target, program, near(torch.tensor([edge])), tmp_path)
+
+
+def test_openvino_convolves_in_8_bits_with_the_settings_that_the_file_names(tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    from qconv.export.openvino import SETTINGS, write
+
+    images = torch.randn(2, 3, 16, 16)
+    write(lower(freeze(network("lsq44")).network, images), tmp_path / "model.xml", (16, 16))
+    model = openvino.Core().read_model(tmp_path / "model.xml")
+    assert {name: model.get_rt_info(["qconv", name]).astype(str) for name in SETTINGS} == SETTINGS
+    running = openvino.Core().compile_model(model, "CPU", SETTINGS).get_runtime_model()
+    kinds = [{key: value.astype(str) for key, value in node.get_rt_info().items()} for node in running.get_ops()]
+    integer = [
+        kind for kind in kinds if kind["layerType"] == "Convolution" and kind["runtimePrecision"] in ("u8", "i8")
+    ]
+    assert len(integer) == 18
+
+
+def test_openvino_needs_its_package_and_an_xml_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from qconv.export.openvino import write
+
+    program = Program(1)
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "openvino", None)
+        with pytest.raises(ImportError, match=r'export to OpenVINO needs openvino: pip install "qconv\[openvino\]"'):
+            write(program, tmp_path / "model.xml", (4, 4))
+    pytest.importorskip("openvino")
+    with pytest.raises(ValueError, match=r"model\.bin\) must end in \.xml"):
+        write(program, tmp_path / "model.bin", (4, 4))
+    assert not list(tmp_path.iterdir())
