@@ -14,7 +14,8 @@ from test_program import NETWORKS, Attentive, every, network, trained
 from torch import Tensor
 from torchvision.models import mobilenet_v2
 
-from qconv import schemes
+import qconv
+from qconv import Scheme, schemes
 from qconv.inference import freeze
 from qconv.inference.lower import lower
 from qconv.program import operations as ops
@@ -67,8 +68,10 @@ def test_every_operation(target: str, kinds: int, groups: int, tmp_path: Path) -
     check(target, program, torch.randn(3, 5, 17, 14), tmp_path)
 
 
+TERNARY = Scheme(input=schemes.lsq(2, 2).input, weight=schemes.twn().weight)
 MADE: dict[str, Callable[[], torch.nn.Module]] = {
     **{name: lambda name=name: network(name) for name in NETWORKS if name not in ("float", "bireal")},
+    "ternary": lambda: trained(NETWORKS["lsq44"][0](), TERNARY, torch.randn(8, 3, 16, 16)),
     "lsq33": lambda: trained(NETWORKS["lsq44"][0](), schemes.lsq(3, 3), torch.randn(8, 3, 16, 16)),
     "gates": lambda: trained(Attentive(), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16)),
     "depthwise": lambda: trained(
@@ -139,6 +142,29 @@ def test_openvino_convolves_in_8_bits_with_the_settings_that_the_file_names(tmp_
         kind for kind in kinds if kind["layerType"] == "Convolution" and kind["runtimePrecision"] in ("u8", "i8")
     ]
     assert len(integer) == 18
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet20-lsq4-cifar10", (3, 32, 32)), ("smallcnn-bnn-digits", (1, 8, 8))])
+def test_the_costs_that_qonnx_counts_are_those_of_the_summary(
+    name: str, size: tuple[int, int, int], tmp_path: Path
+) -> None:
+    qonnx = pytest.importorskip("qonnx.util.inference_cost")
+    datatypes = pytest.importorskip("qonnx.core.datatype")
+    from qconv.export.qonnx import write
+
+    model = qconv.load(name)
+    write(lower(freeze(model).network, torch.randn(2, *size)), tmp_path / "model.onnx", size[1:])
+    found = qonnx.inference_cost(str(tmp_path / "model.onnx"), discount_sparsity=False)["total_cost"]
+    macs = {tuple(key.split("_")[2:]): count for key, count in found.items() if key.startswith("op_mac")}
+    by_bits = {tuple(datatypes.DataType[kind].bitwidth() for kind in reversed(kinds)): n for kinds, n in macs.items()}
+    wanted = qconv.summary(model, size)
+    assert by_bits == wanted.macs_by_bits
+    assert found["total_bops"] == wanted.bops
+    assert found["total_mem_w_elems"] == sum(module.weight.numel() for module in weighted(model))
+
+
+def weighted(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
 
 
 def test_openvino_needs_its_package_and_an_xml_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """QONNX: a program as an ONNX file with the operators Quant and BipolarQuant, as FINN and hls4ml read it.
 
-Scales and zero points stand in nodes of their own, in the program's order of rounding: each Quant has the scale 1, so
-convolutions add whole numbers, which is exact. What FINN asks for: each Quant without negative codes has a ReLU of its
+Scales stand in nodes of their own, in the program's order of rounding: each Quant has the scale 1, so convolutions add
+whole numbers, which is exact. What FINN asks for: each Quant without negative codes has a ReLU of its
 own, which FINN takes away with it; a clamp that no code of a quantizer depends on is left out, so that batch norm folds
 into thresholds; pooling says its pads.
 """
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +21,11 @@ from ..program.plan import EDGES, QUOTIENT, form_of
 
 _DOMAIN = "qonnx.custom_op.general"
 _OPSET, _IR = 17, 9  # which FINN and hls4ml read
+_FLAT = "flat"  # in the metadata: whether the output loses its height and width, which hls4ml can't stream
 
 
 def write(program: Program, path: Path, size: Size) -> None:
-    """Write a program as a QONNX file for one image, as FINN and hls4ml take it.
+    """Write a program as a QONNX file for one image, as FINN and hls4ml take it: (1, C, H, W), outputs, too.
 
     Args:
         program: the program.
@@ -33,7 +34,7 @@ def write(program: Program, path: Path, size: Size) -> None:
 
     Raises:
         ImportError: onnx is missing: ``pip install "qconv[qonnx]"``.
-        ValueError: a quantizer's levels are uneven.
+        ValueError: a quantizer's levels are uneven, or QONNX has no operator for an operation.
     """
     with needed("export to QONNX"):
         import onnx  # noqa: F401
@@ -56,18 +57,20 @@ def run(path: Path, images: Any) -> dict[str, Any]:
     with needed("running a QONNX file"):
         import numpy
         import onnx
-        from qonnx.core.modelwrapper import ModelWrapper  # pyright: ignore[reportMissingImports]
-        from qonnx.core.onnx_exec import execute_onnx  # pyright: ignore[reportMissingImports]
-        from qonnx.transformation.infer_shapes import InferShapes  # pyright: ignore[reportMissingImports]
+        from qonnx.core.modelwrapper import ModelWrapper
+        from qonnx.core.onnx_exec import execute_onnx
+        from qonnx.transformation.infer_shapes import InferShapes
     content = onnx.load(path)
     inner = {entry.key: entry.value for entry in content.metadata_props}
+    is_flat = inner.pop(_FLAT) == str(True)
     model: Any = ModelWrapper(content).transform(InferShapes())
     found: dict[str, list[Any]] = {name: [] for name in ("", *inner)}
     for image in images:
         values = execute_onnx(model, {"input": image[None]}, return_full_exec_context=True)
         for name, of_images in found.items():
             of_images.append(values[inner[name] if name else "output"])
-    return {name: numpy.concatenate(of_images) for name, of_images in found.items()}
+    values = {name: numpy.concatenate(of_images) for name, of_images in found.items()}
+    return values | {"": values[""].reshape(len(images), -1) if is_flat else values[""]}
 
 
 def _without_idle_clamps(program: Program) -> list[Operation]:
@@ -89,7 +92,7 @@ class _Writer:
         from onnx import helper, numpy_helper
 
         self.helper, self.numpy_helper = helper, numpy_helper
-        self.program, self.size, self.sizes = program, size, program.sizes(size)
+        self.program, self.sizes = program, program.sizes(size)
         self.operations = _without_idle_clamps(program)
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
@@ -107,19 +110,16 @@ class _Writer:
             self._written(operation, self._name(number), given)
             if isinstance(operation, Quantize | Sign):
                 self.inner |= {f"{number}.input": given[0], f"{number}.codes": self._name(number)}
-        last, height, width = self._name(self.program.output), *self.sizes[self.program.output]
-        self._add("Flatten" if self.program.is_flat else "Identity", [last], "output")
-        channels = self.program.operations[self.program.output].channels
-        shape = [1, channels] if self.program.is_flat else [1, channels, height, width]
+        last = self.program.output
         helper = self.helper
         ends = [
             [helper.make_tensor_value_info(name, 1, of)]
-            for name, of in (("input", [1, self.operations[0].channels, *self.size]), ("output", shape))
+            for name, of in (("input", self._shape(0)), ("output", self._shape(last)))
         ]
         graph = helper.make_graph(self.nodes, "qconv", *ends, self.constants)
         domains = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_DOMAIN, 1)]
         model = helper.make_model(graph, opset_imports=domains, producer_name="qconv", ir_version=_IR)
-        helper.set_model_props(model, self.inner)
+        helper.set_model_props(model, self.inner | {_FLAT: str(self.program.is_flat)})
         return model
 
     def _written(self, operation: Operation, name: str, given: list[str]) -> None:
@@ -128,8 +128,7 @@ class _Writer:
             case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
                 self._conv(operation, name, given)
             case ops.Affine():
-                scaled = self._add("Mul", [*given, self._channels(f"{name}_scale", operation.scale)], f"{name}_scaled")
-                self._add("Add", [scaled, self._channels(f"{name}_bias", operation.bias)], name)
+                self._affine(given[0], name, operation.scale, operation.bias)
             case ops.Add():
                 self._add("Add", given, name)
             case ops.Multiply():
@@ -144,9 +143,7 @@ class _Writer:
                 self._quantize(operation, name, given[0])
             case Sign():
                 # FINN wants a node of numbers before it, and folds it into the threshold.
-                shifted = self._add(
-                    "Add", [*given, self._channels(f"{name}_shift", -operation.edge)], f"{name}_shifted"
-                )
+                shifted = self._affine(given[0], f"{name}_shifted", torch.ones_like(operation.edge), -operation.edge)
                 self._bipolar(shifted, name)
             case ops.Take():
                 self._take(operation, name, given[0])
@@ -170,13 +167,17 @@ class _Writer:
                 weight = self._bipolar(weight, f"{name}_weight_q")
             else:
                 low, high = int(conv.weight.min()), int(conv.weight.max())
-                half = 1 << max((-low - 1).bit_length(), high.bit_length(), 1)
-                weight = self._quant(
-                    weight, f"{name}_weight_q", _Form.of(-half if low == -half else 1 - half, half - 1)
-                )
+                weight = self._quant(weight, f"{name}_weight_q", min(low, -1), max(high, 1))
         window: dict[str, Any] = {"kernel_shape": conv.window.kernel, "strides": conv.window.stride}
         window |= {"dilations": conv.window.dilation, "pads": [top, left, bottom, right], "group": conv.groups}
         self._add("Conv", [x, weight], name, **window)
+
+    def _affine(self, x: str, name: str, scale: Tensor, bias: Tensor) -> str:
+        """Batch norm, because hls4ml refuses a product with a number for each channel."""
+        zeros, ones = torch.zeros_like(scale), torch.ones_like(scale)
+        numbers = {"scale": scale, "bias": bias, "mean": zeros, "variance": ones}
+        given = [x, *(self._constant(f"{name}_{key}", of_channels) for key, of_channels in numbers.items())]
+        return self._add("BatchNormalization", given, name, epsilon=0.0)
 
     def _quantize(self, quantize: Quantize, name: str, x: str) -> None:
         low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
@@ -186,19 +187,20 @@ class _Writer:
         if factor != 1:
             factor = self._constant(f"{name}_step", torch.tensor(factor))
             x = self._add("Div" if form == QUOTIENT else "Mul", [x, factor], f"{name}_scaled")
-        quant = _Form.of(low, high)
-        if quant.zero:  # QONNX adds a zero point before it rounds
-            x = self._add("Round", [x], f"{name}_rounded")
-        if not quant.has_these_ends:
+        if low < 0 or high & (high + 1):  # the Quant has other ends
             x = self._clip(x, f"{name}_clipped", low, high)
         if low == 0:
             x = self._add("Relu", [x], f"{name}_relu")
-        self._quant(x, name, quant)
+        self._quant(x, name, low, high)
 
-    def _quant(self, x: str, name: str, form: "_Form") -> str:
-        numbers = {"one": 1.0, "zero": float(form.zero), "bits": float(form.bits)}
-        given = [x, *(self._constant(f"{name}_{key}", torch.tensor(number)) for key, number in numbers.items())]
-        how = {"signed": int(form.is_signed), "narrow": int(form.is_narrow), "rounding_mode": "ROUND"}
+    def _quant(self, x: str, name: str, low: int, high: int) -> str:
+        """Whole numbers in the fewest bits, without a zero point: QONNX would add it before it rounds."""
+        half = 1 << max((-low - 1).bit_length(), high.bit_length()) if low < 0 else 0
+        bits = half.bit_length() if low < 0 else high.bit_length()
+        given = [x]
+        for key, number in (("one", 1.0), ("zero", 0.0), ("bits", bits)):
+            given.append(self._constant(f"{name}_{key}", torch.tensor(float(number))))
+        how = {"signed": int(low < 0), "narrow": int(0 < -low < half), "rounding_mode": "ROUND"}
         return self._add("Quant", given, name, _DOMAIN, **how)
 
     def _bipolar(self, x: str, name: str) -> str:
@@ -235,9 +237,6 @@ class _Writer:
         self.nodes.append(node)
         return output
 
-    def _channels(self, name: str, values: Tensor) -> str:
-        return self._constant(name, values.view(1, -1, 1, 1))
-
     def _whole(self, name: str, values: Any) -> str:
         return self._held(name, torch.tensor(values, dtype=torch.int64))
 
@@ -249,31 +248,7 @@ class _Writer:
         return name
 
     def _name(self, number: int) -> str:
-        return f"v{number}" if number else "input"
+        return "output" if number == self.program.output else f"v{number}" if number else "input"
 
-
-class _Form(NamedTuple):
-    """A Quant of whole numbers.
-
-    Attributes:
-        bits: of its codes.
-        is_signed: whether codes may be negative.
-        is_narrow: whether it lacks the lowest one.
-        zero: the code of 0.
-        has_these_ends: whether its lowest and highest numbers are those asked for; else a clip is needed before it.
-    """
-
-    bits: int
-    is_signed: bool
-    is_narrow: bool
-    zero: int
-    has_these_ends: bool
-
-    @staticmethod
-    def of(low: int, high: int) -> "_Form":
-        """Return the form with the fewest bits for the numbers from low to high."""
-        bits = (high - low).bit_length()
-        half = 1 << max((-low - 1).bit_length(), high.bit_length())
-        if low < 0 and 2 * half == 1 << bits:
-            return _Form(bits, True, low > -half, 0, (low, high) in ((-half, half - 1), (1 - half, half - 1)))
-        return _Form(bits, False, False, -low, high - low == (1 << bits) - 1)
+    def _shape(self, number: int) -> list[int]:
+        return [1, self.operations[number].channels, *self.sizes[number]]

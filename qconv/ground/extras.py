@@ -15,6 +15,7 @@ MODULES = {
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
     "openvino": ("openvino",),
+    "qonnx": ("qonnx", "onnx", "onnxruntime"),
     "hub": ("huggingface_hub",),
     "shards": ("webdataset",),
     "heic": ("pillow_heif",),
