@@ -192,7 +192,7 @@ class _Writer:
 
     def _whole_weight(self, weight: Tensor) -> int:
         """Weights in 8 or 4 bits, which LiteRT makes floats."""
-        is_small = self.four_bits and -8 <= int(weight.min()) and int(weight.max()) <= 7
+        is_small = self.four_bits and int(weight.min()) >= -8 and int(weight.max()) <= 7
         codes = weight.flatten().to(torch.int8)
         if is_small:
             pairs = torch.cat([codes, codes.new_zeros(len(codes) % 2)]).view(-1, 2) & 15

@@ -15,6 +15,7 @@ MODULES = {
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
     "openvino": ("openvino",),
+    "litert": ("ai_edge_litert", "flatbuffers"),
     "hub": ("huggingface_hub",),
     "shards": ("webdataset",),
     "heic": ("pillow_heif",),
