@@ -40,9 +40,9 @@ ROOMS = {
     "summary": {"ground", "layers", "lean", "packed", "quantizers"},
     "program": {"kernels"},
     "inference": {"convert", "ground", "kernels", "layers", "lean", "packed", "program", "quantizers"},
-    "export": {"ground", "program"},
     "onnx": {"ground", "inference", "kernels", "layers", "packed", "quantizers"},
     "zoo": {"ground", "images", "inference", "packed", "runs"},
+    "export": {"ground", "inference", "layers", "onnx", "packed", "program", "zoo"},
     "after_training": {"convert", "ground", "layers", "lean", "loop", "methods", "quantizers", "scheme", "summary"},
     "bench": {
         *("convert", "data", "ground", "inference", "kernels", "lean", "loop", "models", "onnx", "packed", "scheme")
@@ -52,8 +52,8 @@ ROOMS = {
         *("layers", "lean", "loop", "models", "optim", "packed", "quantizers", "runs", "scheme", "summary"),
     },
     "cli": {
-        *("bench", "convert", "data", "ground", "images", "inference", "layers", "onnx", "packed", "runs", "schemes"),
-        *("summary", "training", "zoo"),
+        *("bench", "convert", "data", "export", "ground", "images", "inference", "layers", "onnx", "packed", "runs"),
+        *("schemes", "summary", "training", "zoo"),
     },
 }
 

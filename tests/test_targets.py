@@ -16,20 +16,23 @@ from torchvision.models import mobilenet_v2
 
 import qconv
 from qconv import Scheme, schemes
+from qconv.cli.export import OTHERS
+from qconv.export.targets import TARGETS
 from qconv.inference import freeze
 from qconv.inference.lower import lower
 from qconv.program import operations as ops
 from qconv.program.edges import edges_of, float_at, place_of
 from qconv.program.operations import Program, Window
 
-TARGETS = {"openvino": ".xml", "qonnx": ".onnx"}
+SUFFIXES = {target: kind.suffix for target, kind in TARGETS.items() if kind.has_codes}
+PACKAGES = {"litert": "ai_edge_litert"}
 
 
 def written(target: str, program: Program, images: Tensor, folder: Path) -> dict[str, Any]:
     """What the target's runtime computes from the program's file."""
-    pytest.importorskip(target)
+    pytest.importorskip(PACKAGES.get(target, target))
     module: Any = import_module(f"qconv.export.{target}")
-    path = folder / f"model{TARGETS[target]}"
+    path = folder / f"model{SUFFIXES[target]}"
     module.write(program, path, tuple(images.shape[2:]))
     return module.run(path, images.numpy())
 
@@ -58,7 +61,7 @@ def evened(quantize: ops.Quantize) -> ops.Quantize:
     return replace(quantize, edges=edges, codes=torch.arange(len(quantize.codes)).byte(), step=0.3)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", SUFFIXES)
 @pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize("kinds", [0, 1, 2])
 def test_every_operation(target: str, kinds: int, groups: int, tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ MADE: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", SUFFIXES)
 @pytest.mark.parametrize("name", MADE)
 def test_networks(target: str, name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -96,13 +99,15 @@ def test_networks(target: str, name: str, tmp_path: Path) -> None:
         check(target, program, images, tmp_path)
 
 
-def near(edges: Tensor) -> Tensor:
-    """Each edge and the three floats on both sides, and the ends."""
+def near(target: str, edges: Tensor) -> Tensor:
+    """Each edge and the three floats on both sides, and the ends; LiteRT takes denormals as 0."""
     floats = float_at(place_of(edges[edges.isfinite()]).unsqueeze(1) + torch.arange(-3, 4)).flatten()
-    return torch.cat([floats, torch.tensor([0.0, -0.0, 1e30, -1e30])]).view(1, 1, 1, -1)
+    floats = torch.cat([floats, torch.tensor([0.0, -0.0, 1e30, -1e30])])
+    is_normal = (floats.abs() >= torch.finfo(torch.float32).tiny) | (floats == 0)
+    return (floats[is_normal] if target == "litert" else floats).view(1, 1, 1, -1)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", SUFFIXES)
 @pytest.mark.parametrize("step", [1.0, 0.0371, 0.31407])
 @pytest.mark.parametrize(("low", "high"), [(0, 15), (-8, 7), (0, 255), (-128, 127), (-3, 3), (-100, 155)])
 def test_codes_change_at_the_edges(target: str, step: float, low: int, high: int, tmp_path: Path) -> None:
@@ -114,10 +119,10 @@ def test_codes_change_at_the_edges(target: str, step: float, low: int, high: int
     program.add(ops.Quantize(**given, inputs=(0,), edges=edges, codes=levels, zero=-low, step=step))
     weight = torch.ones(1, 1, 1, 1, dtype=torch.int8)
     program.output = program.add(ops.ConvCodes(**given, inputs=(1,), weight=weight, window=Window(), zero=-low))
-    check(target, program, near(edges), tmp_path)
+    check(target, program, near(target, edges), tmp_path)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", SUFFIXES)
 @pytest.mark.parametrize("edge", [0.0, -0.3, 1e-30, torch.inf, -torch.inf])
 def test_signs_change_at_the_edge(target: str, edge: float, tmp_path: Path) -> None:
     program = Program(1)
@@ -125,7 +130,79 @@ def test_signs_change_at_the_edge(target: str, edge: float, tmp_path: Path) -> N
     program.add(ops.Sign(**given, inputs=(0,), edge=torch.tensor([edge])))
     weight = torch.ones(1, 1, 1, 1, dtype=torch.int8)
     program.output = program.add(ops.ConvBits(**given, inputs=(1,), weight=weight, window=Window()))
-    check(target, program, near(torch.tensor([edge])), tmp_path)
+    check(target, program, near(target, torch.tensor([edge])), tmp_path)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_file_is_exported_and_verified_in_its_runtime(target: str, tmp_path: Path) -> None:
+    pytest.importorskip(PACKAGES.get(target, "onnxruntime" if target == "program" else target))
+    model, images = network("lsq44"), torch.randn(4, 3, 16, 16)
+    path = tmp_path / f"model{TARGETS[target].suffix}"
+    qconv.export(model, path, to=target, images=images)
+    found = qconv.verify_export(model, path, images)
+    assert (found.target, found.samples, found.agrees, found.decisions) == (target, 4, True, 0), str(found)
+    assert len(found.layers) == (19 if TARGETS[target].has_codes else 0)
+    assert sum(layer.codes for layer in found.layers) == (184_320 if TARGETS[target].has_codes else 0)
+    other = trained(NETWORKS["lsq44"][0](), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16))
+    assert not qconv.verify_export(other, path, images).agrees
+
+
+def test_codes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from qconv.export import litert
+
+    def shifted(writer: Any, quantize: ops.Quantize, x: int) -> int:
+        return right(writer, replace(quantize, edges=quantize.edges * 1.01, step=quantize.step * 1.01), x)
+
+    model, images, path = network("lsq44"), torch.randn(4, 3, 16, 16), tmp_path / "model.tflite"
+    right = litert._Writer._quantize
+    monkeypatch.setattr(litert._Writer, "_quantize", shifted)
+    qconv.export(model, path, to="litert", images=images)
+    found = qconv.verify_export(model, path, images)
+    assert not found.agrees
+    assert found.layers[0].own > 0
+    assert f"not equal: {found.layers[0].own:,} codes of 'stages.0.0.conv1' are not those" in str(found)
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+def test_a_function_of_torch_is_refused_by_its_layer(target: str, tmp_path: Path) -> None:
+    pytest.importorskip(PACKAGES.get(target, target))
+    program = Program(3)
+    given: dict[str, Any] = {"inputs": (0,), "channels": 3, "origin": "gate.act"}
+    program.output = program.add(ops.Function(**given, function=torch.ops.aten.sigmoid.default))
+    with pytest.raises(ValueError, match=r"'gate\.act': .* can't be written for"):
+        import_module(f"qconv.export.{target}").write(program, tmp_path / f"model{SUFFIXES[target]}", (4, 4))
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_of_exports(tmp_path: Path) -> None:
+    model, images = network("lsq44"), torch.randn(2, 3, 16, 16)
+    given: dict[str, Any] = {"to": "program", "images": images}
+    for error, path, changed, message in [
+        (ValueError, "a", {"to": "tflite"}, r"to \(='tflite'\) must be one of 'program', 'litert'"),
+        (TypeError, "a", {"images": images[0]}, r"images \(\(3, 16, 16\)\) must be a float tensor"),
+        (FileNotFoundError, "none/a", {}, "there is no folder"),
+        (TypeError, "a", {"four_bits": True}, "four_bits"),
+    ]:
+        with pytest.raises(error, match=message):
+            qconv.export(model, tmp_path / path, **given | changed)
+    (tmp_path / "a.txt").write_text("")
+    for name, message in (("none.xml", "there is no such file"), ("a.txt", r"it must end in \.onnx, \.qcp")):
+        with pytest.raises(ValueError, match=message):
+            qconv.verify_export(model, tmp_path / name, images)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (*TARGETS,) == (*(target for target in OTHERS), "onnx")
+
+
+def test_litert_stores_four_bits(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    model, images, sizes = network("lsq44"), torch.randn(2, 3, 16, 16), []
+    for four_bits in (False, True):
+        path = tmp_path / "model.tflite"
+        qconv.export(model, path, to="litert", images=images, four_bits=four_bits)
+        assert qconv.verify_export(model, path, images).agrees
+        sizes.append(path.stat().st_size)
+    assert sizes[0] - sizes[1] == pytest.approx(268336 / 2, rel=0.01)
 
 
 def test_openvino_convolves_in_8_bits_with_the_settings_that_the_file_names(tmp_path: Path) -> None:

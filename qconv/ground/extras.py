@@ -16,6 +16,7 @@ MODULES = {
     "onnx": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
     "openvino": ("openvino",),
     "qonnx": ("qonnx", "onnx", "onnxruntime"),
+    "litert": ("ai_edge_litert", "flatbuffers"),
     "hub": ("huggingface_hub",),
     "shards": ("webdataset",),
     "heic": ("pillow_heif",),
