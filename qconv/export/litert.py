@@ -229,7 +229,7 @@ class _Writer:
 
     def _sign(self, edge: Tensor, x: int) -> int:
         """The sign of a difference, which is exact: huge or 0 by a product, between -1 and 1, and half a step on."""
-        edge = torch.where(edge.abs() < _SMALLEST, (edge > 0) * _SMALLEST, edge)  # LiteRT takes denormals as 0
+        edge = torch.where(edge.abs() < _SMALLEST, (edge > 0) * _SMALLEST, edge)  # XNNPACK takes denormals as 0
         if bool(edge.any()):
             x = self._binary("ADD", x, -edge)
         x = self._binary("MUL", x, torch.tensor(_LARGEST), _BY_ONE)
