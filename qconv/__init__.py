@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         plan as plan,
         to_float as to_float,
     )
+    from .export import export as export, verify_export as verify_export
     from .grad import composed, deform
     from .ground import environment as environment
     from .inference import freeze as freeze, save_program as save_program, verify as verify
@@ -95,6 +96,7 @@ _PLACES = {
     "bench.forms": ("compare_models",),
     "check": ("check",),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
+    "export": ("export", "verify_export"),
     "inference": ("freeze", "save_program", "verify"),
     "layers": (
         *("BNNConv2d", "BWNConv2d", "Conv2dShift", "Conv2dShiftQ", "XNORConv2d", "QuantizedLayer"),

@@ -42,6 +42,7 @@ ROOMS = {
     "inference": {"convert", "ground", "kernels", "layers", "lean", "packed", "program", "quantizers"},
     "onnx": {"ground", "inference", "layers", "program"},
     "zoo": {"ground", "images", "inference", "packed", "runs"},
+    "export": {"ground", "inference", "layers", "onnx", "packed", "program", "zoo"},
     "after_training": {"convert", "ground", "layers", "lean", "loop", "methods", "quantizers", "scheme", "summary"},
     "bench": {
         *("convert", "data", "ground", "inference", "kernels", "lean", "loop", "models", "onnx", "packed", "scheme")
@@ -51,8 +52,8 @@ ROOMS = {
         *("layers", "lean", "loop", "models", "optim", "packed", "quantizers", "runs", "scheme", "summary"),
     },
     "cli": {
-        *("bench", "convert", "data", "ground", "images", "inference", "layers", "onnx", "packed", "runs", "schemes"),
-        *("summary", "training", "zoo"),
+        *("bench", "convert", "data", "export", "ground", "images", "inference", "layers", "onnx", "packed", "runs"),
+        *("schemes", "summary", "training", "zoo"),
     },
 }
 

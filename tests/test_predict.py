@@ -266,8 +266,8 @@ def test_a_model_is_exported_to_onnx(picture: Path, tmp_path: Path, capsys: pyte
     size, compared = capsys.readouterr().out.splitlines()
     assert size == f"{out}: {out.stat().st_size:,} bytes"
     assert compared.startswith("against the trained model: 0 of 1 predicted classes differ; 1 of 1 outputs are equal")
-    assert main(["verify", str(tmp_path / "model"), "--onnx", str(out), str(picture)]) == 0
-    assert capsys.readouterr().out.startswith("0 of 1 predicted classes differ; 1 of 1 outputs are equal")
+    assert main(["verify", str(tmp_path / "model"), "--exported", str(out), str(picture)]) == 0
+    assert capsys.readouterr().out.startswith("onnx: 0 of 1 predicted classes differ from the trained model's")
     other = packed(tmp_path / "other")
     with torch.no_grad():
         other.fc.bias[other(normal(pixels(picture))).argmin()] += 1000

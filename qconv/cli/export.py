@@ -9,16 +9,16 @@ from ..runs.run_files import PACKED
 from .source import Source, add_model
 
 PICTURES = 256  # of a run, if none are named
-PROGRAM = "model.qcp"
+OTHERS = "program", "litert", "openvino", "qonnx"
 
 
 def add(commands: Any) -> None:
     """Add the command and its arguments."""
     parser = commands.add_parser(
         "export",
-        help="write a trained model as a packed file, an ONNX file, or a program",
-        description="Write a trained model to a file. --to packed packs the best checkpoint of a run. --to onnx, and "
-        "--to program for qconv_run, which needs no Python, take the packed file, or the checkpoint if there is none; "
+        help="write a trained model as a packed file, or for another runtime",
+        description="Write a trained model to a file. --to packed packs the best checkpoint of a run. The others "
+        "(program for qconv_run, which needs no Python) take the packed file, or the checkpoint if there is none; "
         "they need example images: the files that you name (then there must be a packed file), else training images "
         "of the run.",
         epilog="example: qconv export outputs/2026-01-31/12-00-00 --to onnx",
@@ -30,13 +30,13 @@ def add(commands: Any) -> None:
         nargs="*",
         help=f"image files, not for --to packed (default: {PICTURES} of the run)",
     )
-    parser.add_argument("--to", choices=["packed", "onnx", "program"], required=True, help="the kind of file")
+    parser.add_argument("--to", choices=["packed", "onnx", *OTHERS], required=True, help="the kind of file")
     parser.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
-        help=f"default: {PACKED}, model.onnx or {PROGRAM} in the folder of the run or file; for the zoo, in the "
-        "current folder",
+        help=f"default: {PACKED}, or model.onnx, model.tflite and so on, in the folder of the run or file; for the "
+        "zoo, in the current folder",
     )
     parser.add_argument(
         "--round-outputs",
@@ -45,7 +45,9 @@ def add(commands: Any) -> None:
         "many channels, but predicted classes can change",
     )
     parser.add_argument(
-        "--four-bits", action="store_true", help="ONNX: store 4-bit integers in half a byte, which few programs read"
+        "--four-bits",
+        action="store_true",
+        help="ONNX and LiteRT: store 4-bit integers in half a byte, which few programs read, or fast",
     )
     parser.add_argument(
         "--opset",
@@ -71,9 +73,10 @@ def run(options: argparse.Namespace) -> int:
     source: Source = options.model
     folder = source.path if source.is_run else source.path.parent
     compared = None
-    chosen = {name: getattr(options, name) for name in ("round_outputs", "four_bits", "opset")}
-    if options.to != "onnx" and any(chosen.values()):
-        raise ValueError("--round-outputs, --four-bits and --opset are for --to onnx")
+    chosen = {name: value for name in ("round_outputs", "four_bits", "opset") if (value := getattr(options, name))}
+    of_target = {"onnx": {*chosen}, "litert": {"four_bits"}}.get(options.to, set())
+    if not chosen.keys() <= of_target:
+        raise ValueError("--round-outputs and --opset are for --to onnx, --four-bits for --to onnx and --to litert")
     if options.to == "packed":
         if options.pictures:
             raise ValueError("--to packed takes no IMAGE")
@@ -84,18 +87,20 @@ def run(options: argparse.Namespace) -> int:
     else:
         example = source.inputs(options.pictures, PICTURES, "train")
         model = source.predictor.model if options.pictures else source.shipped()
-        if options.to == "program":
-            from ..inference import save_program
-
-            out = options.out or folder / PROGRAM
-            program = save_program(model, out, example)
-            size = "any height and width" if program.size is None else "{} x {} pixels".format(*program.size)
-            print(f"takes images of {program.operations[0].channels} channels and {size}")
-        else:
+        if options.to == "onnx":
             from ..onnx import export_onnx
 
             out = options.out or folder / "model.onnx"
             compared = export_onnx(model, out, example, **chosen, metadata=_described(source))
+        else:
+            from ..export import export
+            from ..export.targets import TARGETS
+
+            out = options.out or folder / f"model{TARGETS[options.to].suffix}"
+            program = export(model, out, to=options.to, images=example, **chosen)
+            is_any = options.to == "program" and program is not None and program.size is None
+            size = "any height and width" if is_any else "{} x {} pixels".format(*example.shape[2:])
+            print(f"takes images of {example.shape[1]} channels and {size}")
     print(f"{out}: {out.stat().st_size:,} bytes")
     if compared is not None:
         print(f"against the trained model: {compared}")

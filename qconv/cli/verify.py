@@ -26,10 +26,11 @@ def add(commands: Any) -> None:
         help=f"image files (default: up to {PICTURES} validation images of the run)",
     )
     parser.add_argument(
+        "--exported",
         "--onnx",
         metavar="FILE",
-        help="compare this file's outputs in ONNX Runtime with the trained model instead; status 1 if a predicted "
-        "class differs",
+        help="instead run this file of qconv export in its own runtime: each code must be that of the floats before "
+        "it; for ONNX and programs, which show no codes, all predicted classes must agree",
     )
     parser.set_defaults(run=run, more="pictures")
 
@@ -40,12 +41,11 @@ def run(options: argparse.Namespace) -> int:
     from ..inference import verify
 
     source: Source = options.model
-    if options.onnx is not None:
-        from ..onnx import compare_onnx
+    if options.exported is not None:
+        from ..export import verify_export
 
-        pictures = source.inputs(options.pictures, PICTURES, "val")
-        compared = compare_onnx(source.trained(), options.onnx, pictures)
-        print(compared)
+        compared = verify_export(source.trained(), options.exported, source.inputs(options.pictures, PICTURES, "val"))
+        print(compared.text(screen_width()))
         return 0 if compared.agrees else 1
     file, pictures = source.packed_file, source.inputs(options.pictures, PICTURES, "val")
     verification = verify(source.trained(), file, pictures.split(32))

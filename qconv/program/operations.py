@@ -39,6 +39,13 @@ class Window(NamedTuple):
         # As in torch, no window begins in the padding at the end.
         return count + 1 if not self.ceil or count * stride < size + before else count
 
+    def reached(self, size: Size) -> tuple[int, int, int, int]:
+        """Return the padding that all windows reach: with `ceil` the last may reach further than `padding`."""
+        left, right, top, bottom = self.padding
+        sides = zip(self.size(size), size, self.stride, self.kernel, (top, left), strict=True)
+        further = [(out - 1) * stride + kernel - before - given for out, given, stride, kernel, before in sides]
+        return left, max(further[1], right), top, max(further[0], bottom)
+
     def taps(self, padded: Tensor, out: Size) -> list[Tensor]:
         """Return the pixels of each tap for all outputs, (N, C, *out) each, rows first."""
         found = []
@@ -239,8 +246,8 @@ class Average(_Windowed):
     def run(self, *values: Tensor) -> Tensor:
         (x,) = values
         out = self.size((x.shape[2], x.shape[3]))
-        taps = self.window.taps(_padded(x, self.window, out, 0.0), out)
-        counts = self.window.taps(_padded(torch.ones_like(x[:1, :1]), self.window, out, 0.0), out)
+        taps = self.window.taps(_padded(x, self.window, 0.0), out)
+        counts = self.window.taps(_padded(torch.ones_like(x[:1, :1]), self.window, 0.0), out)
         return _in_turn(taps) / _in_turn(counts)
 
 
@@ -251,7 +258,7 @@ class Maximum(_Windowed):
     def run(self, *values: Tensor) -> Tensor:
         (x,) = values
         out = self.size((x.shape[2], x.shape[3]))
-        return torch.stack(self.window.taps(_padded(x, self.window, out, -torch.inf), out)).amax(0)
+        return torch.stack(self.window.taps(_padded(x, self.window, -torch.inf), out)).amax(0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -330,14 +337,9 @@ def _per_channel(values: Tensor) -> Tensor:
     return values.view(-1, 1, 1)
 
 
-def _padded(x: Tensor, window: Window, out: Size, value: float) -> Tensor:
-    """Pad for a pooling window; with ``ceil`` the last windows may reach further than the padding."""
-    left, right, top, bottom = window.padding
-    ends = [
-        (o - 1) * s + k - before for o, s, k, before in zip(out, window.stride, window.kernel, (top, left), strict=True)
-    ]
-    further = max(ends[0] - x.shape[2], bottom), max(ends[1] - x.shape[3], right)
-    return F.pad(x, (left, further[1], top, further[0]), value=value)
+def _padded(x: Tensor, window: Window, value: float) -> Tensor:
+    """Pad for a pooling window."""
+    return F.pad(x, window.reached((x.shape[2], x.shape[3])), value=value)
 
 
 def _in_turn(parts: Sequence[Tensor]) -> Tensor:

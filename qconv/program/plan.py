@@ -59,7 +59,7 @@ _FIELDS = {  # of an `OP`, in order, with their defaults
 _KINDS = {Input: 0, ConvBits: 1, ConvCodes: 2, ConvFloats: 3, Mean: 4, Average: 6, Maximum: 7}
 _OUTPUT = 5
 _FLOATS, _CODES, _BITS = range(3)  # types of buffers
-_PRODUCT, _QUOTIENT, _EDGES = range(3)  # how numbers become codes
+PRODUCT, QUOTIENT, EDGES = range(3)  # how numbers become codes
 _ALIGNED = 64
 _SIZES = 8  # of images, for which plans are kept
 
@@ -185,7 +185,7 @@ class _Writer:
         low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
         form, factor = form_of(quantize, low, high)
         table = -1
-        if form == _EDGES:
+        if form == EDGES:
             count = torch.tensor([len(quantize.edges)], dtype=torch.int32)
             table = self._put(count, quantize.edges, quantize.codes)
         value = self._value(number, _CODES, self.zeros.get(number, quantize.zero))
@@ -205,16 +205,16 @@ def form_of(quantize: Quantize, low: int, high: int) -> tuple[int, float]:
     A product is a few times faster than a quotient; whether it changes at the same floats is tried at each edge.
     """
     if len(quantize.codes) != high - low + 1:
-        return _EDGES, 0.0
+        return EDGES, 0.0
     step = torch.tensor(quantize.step, dtype=torch.float32)
     inverse = (1 / step.double()).float()
     for nudge in (0, 1, -1, 2, -2):
         factor = (inverse.view(torch.int32) + nudge).view(torch.float32)
         if are_edges_of(lambda x: (x * factor).clamp(low, high).round(), quantize.edges, low):  # noqa: B023
-            return _PRODUCT, float(factor)
+            return PRODUCT, float(factor)
     if are_edges_of(lambda x: (x / step).clamp(low, high).round(), quantize.edges, low):
-        return _QUOTIENT, float(step)
-    return _EDGES, 0.0
+        return QUOTIENT, float(step)
+    return EDGES, 0.0
 
 
 class Plan:

@@ -1,0 +1,331 @@
+"""LiteRT (TensorFlow Lite): a program as a .tflite file.
+
+Codes are whole floats, convolved with whole weights of 8 bits that LiteRT makes floats when it loads the file: sums are
+exact, and kernels that round or clamp otherwise than the program have no part in them. All but uneven levels, padded
+pooling and strides of shortcuts are operators of XNNPACK, which runs a file by default.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ground.extras import needed
+from ..ground.files import atomic_file
+from ..program import operations as ops
+from ..program.operations import Operation, Program, Quantize, Size, Window
+from ..program.plan import EDGES, PRODUCT, form_of
+
+SETTINGS: dict[str, str] = {}
+"""What a user must set: nothing."""
+_LARGEST, _SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
+_METADATA = "qconv"
+_NONE, _RELU, _BY_ONE, _RELU6 = range(4)  # activations inside of an operator; by one: from -1 to 1
+_CLAMPS = {(0.0, torch.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
+
+
+def write(program: Program, path: Path, size: Size, *, four_bits: bool = False) -> None:
+    """Write a program as a .tflite file, which takes images (N, H, W, C) of one size; N is 1 until it is resized.
+
+    Args:
+        program: the program.
+        path: of the file.
+        size: height and width of the images.
+        four_bits: store weights that fit in 4 bits so. LiteRT (2.3.0) convolves by them without XNNPACK: several times
+            slower.
+
+    Raises:
+        ImportError: LiteRT is missing: ``pip install "qconv[litert]"``.
+        ValueError: the program has a function for which LiteRT has no operator.
+    """
+    with needed("export to LiteRT"):
+        import flatbuffers
+        from ai_edge_litert import schema_py_generated  # noqa: F401
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(_Writer(program, size, four_bits).model().Pack(builder), b"TFL3")
+    with atomic_file(path) as file:
+        file.write(bytes(builder.Output()))
+
+
+def run(path: Path, images: Any) -> dict[str, Any]:
+    """Run a file as it ships, by LiteRT's interpreter with XNNPACK; then once more for the codes inside of it.
+
+    Args:
+        path: of the file.
+        images: (N, C, H, W), a numpy array of float32.
+
+    Returns:
+        The output under ``""``; under ``"NUMBER.input"`` and ``"NUMBER.codes"`` the floats that the operation of that
+        number in the program encodes, and its codes.
+    """
+    with needed("running a LiteRT file"):
+        import flatbuffers
+        from ai_edge_litert import schema_py_generated as schema
+    content = path.read_bytes()
+    model: Any = schema.ModelT.InitFromPackedBuf(content, 0)
+    inner = next((entry.buffer for entry in model.metadata or () if entry.name == _METADATA.encode()), None)
+    found = {"": _outputs(content, images)[0]}
+    if inner is not None:
+        places: dict[str, int] = json.loads(bytes(model.buffers[inner].data))
+        model.subgraphs[0].outputs = list(dict.fromkeys([*model.subgraphs[0].outputs, *places.values()]))
+        builder = flatbuffers.Builder(1024)
+        builder.Finish(model.Pack(builder), b"TFL3")
+        values = dict(zip(model.subgraphs[0].outputs, _outputs(bytes(builder.Output()), images), strict=True))
+        found |= {name: values[place] for name, place in places.items()}
+    return found
+
+
+def _outputs(content: bytes, images: Any) -> list[Any]:
+    """Return the outputs of a file, channels first."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_content=content, num_threads=torch.get_num_threads())
+    (given,) = interpreter.get_input_details()
+    interpreter.resize_tensor_input(given["index"], images.transpose(0, 2, 3, 1).shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], images.transpose(0, 2, 3, 1))
+    interpreter.invoke()
+    outputs = [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+    return [output.transpose(0, 3, 1, 2) if output.ndim == 4 else output for output in outputs]
+
+
+class _Writer:
+    def __init__(self, program: Program, size: Size, four_bits: bool = False) -> None:
+        from ai_edge_litert import schema_py_generated as schema
+
+        self.schema: Any = schema
+        self.program, self.sizes, self.four_bits = program, program.sizes(size), four_bits
+        self.buffers: list[Any] = [schema.BufferT()]
+        self.tensors: list[Any] = []
+        self.operators: list[Any] = []
+        self.kinds: dict[tuple[str, int], int] = {}
+        self.values: list[int] = []
+        self.origin = ""
+
+    def model(self) -> Any:
+        schema, inner = self.schema, {}
+        for number, operation in enumerate(self.program.operations):
+            self.origin = operation.origin
+            given = [self.values[place] for place in operation.inputs]
+            self.values.append(self._written(operation, [1, *self.sizes[number], operation.channels], *given))
+            if isinstance(operation, Quantize | ops.Sign):
+                inner |= {f"{number}.input": given[0], f"{number}.codes": self.values[-1]}
+        output = self.values[self.program.output]
+        if self.program.is_flat:
+            shape = [-1, self.program.operations[self.program.output].channels]
+            options = schema.ReshapeOptionsT()
+            options.newShape = shape
+            output = self._add("RESHAPE", [output, self._whole(shape)], [1, shape[1]], options)
+        graph, model, told = schema.SubGraphT(), schema.ModelT(), schema.MetadataT()
+        graph.name, graph.tensors, graph.operators = "main", self.tensors, self.operators
+        graph.inputs, graph.outputs = [self.values[0]], [output]
+        told.name, told.buffer = _METADATA, self._buffer(json.dumps(inner).encode())
+        model.version, model.description, model.metadata = 3, "qconv", [told]
+        model.subgraphs, model.buffers, model.operatorCodes = [graph], self.buffers, [*map(self._code, self.kinds)]
+        return model
+
+    def _code(self, kind: tuple[str, int]) -> Any:
+        code = self.schema.OperatorCodeT()
+        code.builtinCode, code.version = getattr(self.schema.BuiltinOperator, kind[0]), kind[1]
+        code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+        return code
+
+    def _written(self, operation: Operation, shape: list[int], *given: int) -> int:
+        """Add the operators of an operation; return the tensor of its value. Codes are less their zero."""
+        x, *others = (*given, -1)
+        match operation:
+            case ops.Input():
+                return self._tensor(shape)
+            case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
+                return self._conv(operation, shape, x)
+            case ops.Affine():
+                scaled = x if bool((operation.scale == 1).all()) else self._binary("MUL", x, operation.scale)
+                return scaled if not bool(operation.bias.any()) else self._binary("ADD", scaled, operation.bias)
+            case ops.Add():
+                return self._binary("ADD", x, others[0])
+            case ops.Multiply():
+                return self._binary("MUL", x, others[0])
+            case ops.PReLU():
+                return self._add("PRELU", [x, self._floats(operation.slope.view(1, 1, -1))], shape)
+            case ops.Clamp():
+                return self._clamp(x, operation.low, operation.high)
+            case Quantize():
+                return self._quantize(operation, x)
+            case ops.Sign():
+                return self._sign(operation.edge, x)
+            case ops.Take():
+                return self._take(operation, shape, x)
+            case ops.Average() | ops.Maximum():
+                return self._pool(operation, shape, x)
+            case ops.Mean():
+                options = self.schema.ReducerOptionsT()
+                options.keepDims = True
+                return self._add("MEAN", [x, self._whole([1, 2])], shape, options)
+        what = getattr(operation, "function", type(operation).__name__)
+        raise ValueError(f"'{operation.origin}': {what} can't be written for LiteRT")
+
+    def _conv(self, conv: Any, shape: list[int], x: int) -> int:
+        coder: Any = self.program.operations[conv.inputs[0]]
+        window, channels = conv.window, self._shape(x)[3]
+        is_depthwise = conv.groups == channels > 1
+        if isinstance(conv, ops.ConvCodes) and conv.zero != coder.zero:
+            x = self._binary("ADD", x, torch.tensor(float(coder.zero - conv.zero)))
+        is_same = _is_same(window, (self._shape(x)[1], self._shape(x)[2])) and not getattr(conv, "pad_value", 0)
+        if not is_same:
+            x = self._padded(x, window.padding, float(getattr(conv, "pad_value", 0)))
+        options: Any = self.schema.DepthwiseConv2DOptionsT() if is_depthwise else self.schema.Conv2DOptionsT()
+        self._windowed(options, window, is_same)
+        options.dilationHFactor, options.dilationWFactor = window.dilation
+        if is_depthwise:
+            options.depthMultiplier = conv.channels // channels
+        weight = conv.weight.permute(1, 2, 3, 0) if is_depthwise else conv.weight.permute(0, 2, 3, 1)
+        filters = self._floats(weight) if isinstance(conv, ops.ConvFloats) else self._whole_weight(weight)
+        bias = self._floats(torch.zeros(conv.channels))
+        return self._add("DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D", [x, filters, bias], shape, options)
+
+    def _windowed(self, options: Any, window: Window, is_same: bool) -> None:
+        padding = self.schema.Padding
+        options.padding = padding.SAME if is_same else padding.VALID
+        options.strideH, options.strideW = window.stride
+
+    def _whole_weight(self, weight: Tensor) -> int:
+        """Weights in 8 or 4 bits, which LiteRT makes floats."""
+        is_small = self.four_bits and int(weight.min()) >= -8 and int(weight.max()) <= 7
+        codes = weight.flatten().to(torch.int8)
+        if is_small:
+            pairs = torch.cat([codes, codes.new_zeros(len(codes) % 2)]).view(-1, 2) & 15
+            codes = (pairs[:, 0] | (pairs[:, 1] << 4)).to(torch.uint8)
+        quantization = self.schema.QuantizationParametersT()
+        quantization.scale, quantization.zeroPoint = [1.0], [0]
+        stored = self._tensor(weight.shape, "INT4" if is_small else "INT8", codes)
+        self.tensors[stored].quantization = quantization
+        options = self.schema.DequantizeOptionsT()
+        return self._add("DEQUANTIZE", [stored], weight.shape, options, version=2)
+
+    def _clamp(self, x: int, low: float, high: float) -> int:
+        if (low, high) in _CLAMPS:
+            return self._add(_CLAMPS[low, high], [x], self._shape(x))
+        for name, end in (("MAXIMUM", low), ("MINIMUM", high)):
+            if abs(end) <= _LARGEST:
+                given = [x, self._floats(torch.tensor(end))]
+                x = self._add(name, given, self._shape(x), self.schema.MaximumMinimumOptionsT())
+        return x
+
+    def _quantize(self, quantize: Quantize, x: int) -> int:
+        low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+        form, factor = form_of(quantize, low, high)
+        if form == EDGES:
+            options = self.schema.BucketizeOptionsT()
+            options.boundaries = quantize.edges.tolist()
+            places = self._add("BUCKETIZE", [x], self._shape(x), options, kind="INT32")
+            codes = self._floats(quantize.codes.float() - quantize.zero)
+            return self._add("GATHER", [codes, places], self._shape(x), self.schema.GatherOptionsT())
+        activation = _RELU if low == 0 else _NONE
+        scaled = self._binary("MUL" if form == PRODUCT else "DIV", x, torch.tensor(factor), activation)
+        within = self._clamp(scaled, -torch.inf if low == 0 else float(low), float(high))
+        return self._add("ROUND", [within], self._shape(x))
+
+    def _sign(self, edge: Tensor, x: int) -> int:
+        """The sign of a difference, which is exact: huge or 0 by a product, between -1 and 1, and half a step on."""
+        edge = torch.where(edge.abs() < _SMALLEST, (edge > 0) * _SMALLEST, edge)  # XNNPACK takes denormals as 0
+        if bool(edge.any()):
+            x = self._binary("ADD", x, -edge)
+        x = self._binary("MUL", x, torch.tensor(_LARGEST), _BY_ONE)
+        return self._binary("MUL", self._binary("ADD", x, torch.tensor(0.5)), torch.tensor(4.0), _BY_ONE)
+
+    def _take(self, take: ops.Take, shape: list[int], x: int) -> int:
+        if take.stride != (1, 1):
+            options = self.schema.StridedSliceOptionsT()
+            options.beginMask = options.endMask = 15
+            whole = [self._whole(ends) for ends in ([0] * 4, [0] * 4, [1, *take.stride, 1])]
+            x = self._add("STRIDED_SLICE", [x, *whole], [*shape[:3], self._shape(x)[3]], options)
+        return self._padded(x, channels=(take.first, take.channels - take.first - self._shape(x)[3]))
+
+    def _pool(self, pool: Any, shape: list[int], x: int) -> int:
+        size = self._shape(x)[1], self._shape(x)[2]
+        padding, is_average = pool.window.reached(size), isinstance(pool, ops.Average)
+        options = self.schema.Pool2DOptionsT()
+        self._windowed(options, pool.window, False)
+        options.filterHeight, options.filterWidth = pool.window.kernel
+        x = self._padded(x, padding, 0.0 if is_average else -_LARGEST)
+        pooled = self._add("AVERAGE_POOL_2D" if is_average else "MAX_POOL_2D", [x], shape, options)
+        if not is_average or not any(padding):
+            return pooled
+        inside = ops.Average(inputs=(0,), channels=1, window=pool.window._replace(padding=(0, 0, 0, 0), ceil=False))
+        ones = torch.nn.functional.pad(torch.ones(1, 1, *size), padding)
+        return self._binary("DIV", pooled, inside.run(ones).view(1, shape[1], shape[2], 1))
+
+    def _padded(
+        self, x: int, sides: tuple[int, ...] = (0, 0, 0, 0), value: float = 0.0, channels: tuple[int, int] = (0, 0)
+    ) -> int:
+        """Pad by a value: XNNPACK pads by 0."""
+        left, right, top, bottom = sides
+        pads = [(0, 0), (top, bottom), (left, right), channels]
+        if not any(map(any, pads)):
+            return x
+        shape = [side + sum(ends) for side, ends in zip(self._shape(x), pads, strict=True)]
+        if abs(value) == 1:  # of a sign
+            zeros = self._add("PAD", [self._binary("ADD", x, torch.tensor(-value)), self._whole(pads)], shape)
+            return self._binary("ADD", zeros, torch.tensor(value))
+        more = [self._floats(torch.tensor(value))] if value else []
+        return self._add("PADV2" if value else "PAD", [x, self._whole(pads), *more], shape)
+
+    def _binary(self, name: str, x: int, other: int | Tensor, activation: int = _NONE) -> int:
+        options = getattr(self.schema, f"{name.title()}OptionsT")()
+        options.fusedActivationFunction = activation
+        other = self._floats(other) if isinstance(other, Tensor) else other
+        return self._add(name, [x, other], self._shape(x), options)
+
+    def _add(
+        self, name: str, given: list[int], shape: Any, options: Any = None, kind: str = "FLOAT32", version: int = 1
+    ) -> int:
+        """Add an operator; return the tensor of its result."""
+        operator, result = self.schema.OperatorT(), self._tensor(shape, kind)
+        operator.opcodeIndex = self.kinds.setdefault((name, version), len(self.kinds))
+        operator.inputs, operator.outputs = given, [result]
+        if options is not None:
+            kind_of_options = type(options).__name__.removesuffix("T")
+            operator.builtinOptions = options
+            operator.builtinOptionsType = getattr(self.schema.BuiltinOptions, kind_of_options)
+        self.operators.append(operator)
+        return result
+
+    def _shape(self, tensor: int) -> list[int]:
+        return self.tensors[tensor].shape
+
+    def _floats(self, values: Tensor) -> int:
+        return self._tensor(values.shape, "FLOAT32", values.float())
+
+    def _whole(self, values: Any) -> int:
+        numbers = torch.tensor(values, dtype=torch.int32)
+        return self._tensor(numbers.shape, "INT32", numbers)
+
+    def _tensor(self, shape: Any, kind: str = "FLOAT32", values: Tensor | None = None) -> int:
+        """Add a tensor, which is constant if it has values; return its number."""
+        tensor = self.schema.TensorT()
+        tensor.shape, tensor.type = [int(side) for side in shape], getattr(self.schema.TensorType, kind)
+        tensor.name = f"{len(self.tensors)} {self.origin}"
+        tensor.buffer = 0 if values is None else self._buffer(values.detach().contiguous().numpy().tobytes())
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def _buffer(self, content: bytes) -> int:
+        import numpy as np
+
+        buffer = self.schema.BufferT()
+        buffer.data = np.frombuffer(content, np.uint8)
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+
+def _is_same(window: Window, size: Size) -> bool:
+    """Whether TensorFlow's own padding for this size is that of the window."""
+    left, right, top, bottom = window.padding
+    for axis, ends in ((0, (top, bottom)), (1, (left, right))):
+        stride, reach = window.stride[axis], window.dilation[axis] * (window.kernel[axis] - 1) + 1
+        total = max((-(-size[axis] // stride) - 1) * stride + reach - size[axis], 0)
+        if ends != (total // 2, total - total // 2):
+            return False
+    return True

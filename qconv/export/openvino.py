@@ -1,0 +1,214 @@
+"""OpenVINO: a program as an OpenVINO model, an .xml file and its weights in a .bin file beside it.
+
+Codes are whole numbers before a FakeQuantize of 256 levels that changes none of them: behind it OpenVINO convolves in 8
+bits. Whatever its passes do with scales before it, a rounding lies between, and they can't move a code's edge.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ground.extras import needed
+from ..program import operations as ops
+from ..program.edges import float_at, place_of
+from ..program.operations import Operation, Program, Quantize, Size
+from ..program.plan import PRODUCT, QUOTIENT, form_of
+
+SETTINGS = {"INFERENCE_PRECISION_HINT": "f32"}
+"""What a user must set; the file says so, too. By default OpenVINO multiplies floats in bfloat16 where it can."""
+_LEVELS = 256
+_LARGEST = torch.finfo(torch.float32).max  # in place of inf, which an attribute of the file can't be
+
+
+def write(program: Program, path: Path, size: Size) -> None:
+    """Write a program as an OpenVINO model for batches of images of one size.
+
+    Args:
+        program: the program.
+        path: of the .xml file.
+        size: height and width of the images.
+
+    Raises:
+        ImportError: OpenVINO is missing: ``pip install "qconv[openvino]"``.
+        ValueError: `path` does not end in .xml.
+    """
+    with needed("export to OpenVINO"):
+        import openvino
+    if path.suffix != ".xml":
+        raise ValueError(f"path (={path}) must end in .xml: OpenVINO writes the weights to a .bin file beside it")
+    model = _Writer(program, size).model()
+    for name, value in SETTINGS.items():
+        model.set_rt_info(value, ["qconv", name])
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        openvino.save_model(model, Path(folder) / path.name, compress_to_fp16=False)
+        for name in (path.with_suffix(".bin").name, path.name):
+            (Path(folder) / name).replace(path.with_name(name))
+
+
+def run(path: Path, images: Any) -> dict[str, Any]:
+    """Run a file as it ships, with the settings that it asks for; then once more for the codes inside of it.
+
+    Args:
+        path: of the .xml file.
+        images: (N, C, H, W), a numpy array of float32.
+
+    Returns:
+        The output under ``""``; under ``"NUMBER.input"`` and ``"NUMBER.codes"`` the floats that the operation of that
+        number in the program encodes, and its codes.
+    """
+    with needed("running an OpenVINO model"):
+        import openvino
+    core = openvino.Core()
+    model = core.read_model(path)
+    settings = {name: model.get_rt_info(["qconv", name]).astype(str) for name in SETTINGS}
+    found = {"": core.compile_model(model, "CPU", settings)(images)[0]}
+    inner = sorted({name for output in _outputs(model) for name in output.get_names() if name[:1].isdigit()})
+    if inner:
+        model.add_outputs(inner)
+        values = core.compile_model(model, "CPU", settings)(images)
+        found |= {name: values[name] for name in inner}
+    return found
+
+
+def _outputs(model: Any) -> list[Any]:
+    return [output for node in model.get_ops() for output in node.outputs()]
+
+
+class _Writer:
+    def __init__(self, program: Program, size: Size) -> None:
+        import openvino
+        from openvino import opset14
+
+        self.openvino: Any = openvino
+        self.nodes: Any = opset14
+        self.program, self.sizes = program, program.sizes(size)
+        self.values: list[Any] = []
+
+    def model(self) -> Any:
+        for number, operation in enumerate(self.program.operations):
+            given = [self.values[place] for place in operation.inputs]
+            node = self._node(operation, self.sizes[number], *given)
+            self.values.append(node if isinstance(node, self.openvino.Output) else node.output(0))
+            if isinstance(operation, Quantize | ops.Sign):
+                given[0].add_names({f"{number}.input"})
+                self.values[-1].add_names({f"{number}.codes"})
+        output = self.values[self.program.output]
+        if self.program.is_flat:
+            output = self.nodes.reshape(output, self._whole([0, -1]), True).output(0)
+        output.add_names({"output"})
+        return self.openvino.Model([self.nodes.result(output)], [self.values[0].get_node()], "qconv")
+
+    def _node(self, operation: Operation, size: Size, *given: Any) -> Any:
+        """Return the node of an operation; codes are less their zero."""
+        nodes, (x, *others) = self.nodes, (*given, None)
+        match operation:
+            case ops.Input():
+                return nodes.parameter([-1, operation.channels, *size], self.openvino.Type.f32, "input")
+            case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
+                return self._conv(operation, x)
+            case ops.Affine():
+                scaled = nodes.multiply(x, self._floats(operation.scale.view(1, -1, 1, 1)))
+                return nodes.add(scaled, self._floats(operation.bias.view(1, -1, 1, 1)))
+            case ops.Add():
+                return nodes.add(x, others[0])
+            case ops.Multiply():
+                return nodes.multiply(x, others[0])
+            case ops.PReLU():
+                return nodes.prelu(x, self._floats(operation.slope))
+            case ops.Clamp():
+                return nodes.clamp(x, *(min(max(end, -_LARGEST), _LARGEST) for end in (operation.low, operation.high)))
+            case Quantize():
+                return self._quantize(operation, x)
+            case ops.Sign():
+                return self._at_least(x, operation.edge.view(1, -1, 1, 1), -1.0, 1.0)
+            case ops.Take():
+                return self._take(operation, x)
+            case ops.Average() | ops.Maximum():
+                return self._pool(operation, self.sizes[operation.inputs[0]], x)
+            case ops.Mean():
+                return nodes.reduce_mean(x, self._whole([2, 3]), True)
+        raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for OpenVINO")
+
+    def _conv(self, conv: Any, x: Any) -> Any:
+        """A convolution; one of signs and codes in 8 bits, with padding that isn't 0 in front of the codes."""
+        left, right, top, bottom = conv.window.padding
+        if isinstance(conv, ops.ConvBits) and conv.pad_value and any(conv.window.padding):
+            ends = self._whole([0, 0, top, left]), self._whole([0, 0, bottom, right])
+            x, (left, right, top, bottom) = self._padded(x, *ends, float(conv.pad_value)), (0, 0, 0, 0)
+        weight, convolution = conv.weight, self.nodes.convolution
+        if conv.groups > 1:
+            weight, convolution = weight.unflatten(0, (conv.groups, -1)), self.nodes.group_convolution
+        if isinstance(conv, ops.ConvFloats):
+            filters = self._floats(weight)
+        else:
+            x = self._eight_bits(x, conv.zero if isinstance(conv, ops.ConvCodes) else _LEVELS // 2)
+            ones = torch.ones(*weight.shape[:-3], 1, 1, 1)  # without a scale it convolves in floats
+            filters = self.nodes.convert(self._constant(weight.to(torch.int8)), "f32")
+            filters = self.nodes.multiply(filters, self._floats(ones))
+        return convolution(x, filters, conv.window.stride, [top, left], [bottom, right], conv.window.dilation)
+
+    def _eight_bits(self, x: Any, zero: int) -> Any:
+        """Whole numbers from -zero to 255 - zero, as they are."""
+        ends = self._floats(torch.tensor(-float(zero))), self._floats(torch.tensor(float(_LEVELS - 1 - zero)))
+        return self.nodes.fake_quantize(x, *ends, *ends, _LEVELS)
+
+    def _quantize(self, quantize: Quantize, x: Any) -> Any:
+        low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+        nodes, (form, factor) = self.nodes, form_of(quantize, low, high)
+        product = nodes.multiply(x, self._floats(torch.tensor(factor)))
+        if form == PRODUCT:
+            return nodes.clamp(nodes.round(product, "half_to_even"), float(low), float(high))
+        if form == QUOTIENT:
+            return self._corrected(quantize, x, low, high)
+        codes = self._floats(torch.tensor(float(low)))
+        for edge, more in zip(quantize.edges, quantize.codes.diff(), strict=True):
+            codes = nodes.add(codes, self._at_least(x, edge, 0.0, float(more)))
+        return codes
+
+    def _corrected(self, quantize: Quantize, x: Any, low: int, high: int) -> Any:
+        """Codes by a product and one comparison: OpenVINO divides by a constant as it multiplies by its inverse.
+
+        Rounded down, the product is the code or one less, also where its own rounding errs: the edge says which.
+        """
+        nodes, inverse = self.nodes, self._floats(torch.tensor(1 / quantize.step))
+        down = nodes.clamp(nodes.floor(nodes.multiply(x, inverse)), float(low), float(high))
+        before = float_at(place_of(quantize.edges) - 1)  # the largest floats that stay below
+        places = nodes.convert(nodes.subtract(down, self._floats(torch.tensor(float(low)))), "i32")
+        table = self._floats(torch.cat([before, torch.tensor([torch.inf])]))
+        is_more = nodes.greater(x, nodes.gather(table, places, self._whole(0)))
+        return nodes.add(down, nodes.convert(is_more, "f32"))
+
+    def _at_least(self, x: Any, edge: Tensor, below: float, above: float) -> Any:
+        is_above = self.nodes.greater_equal(x, self._floats(edge))
+        return self.nodes.select(is_above, self._floats(torch.tensor(above)), self._floats(torch.tensor(below)))
+
+    def _take(self, take: ops.Take, x: Any) -> Any:
+        if take.stride != (1, 1):
+            ends = self._whole([0, 0]), self._whole([2**31 - 1] * 2)
+            x = self.nodes.slice(x, *ends, self._whole(take.stride), self._whole([2, 3])).output(0)
+        rest = take.channels - take.first - self.program.operations[take.inputs[0]].channels
+        if not take.first and not rest:
+            return x
+        return self._padded(x, self._whole([0, take.first, 0, 0]), self._whole([0, rest, 0, 0]), 0.0)
+
+    def _padded(self, x: Any, begin: Any, end: Any, value: float) -> Any:
+        return self.nodes.pad(x, begin, end, "constant", self._floats(torch.tensor(value)))
+
+    def _pool(self, pool: Any, size: Size, x: Any) -> Any:
+        left, right, top, bottom = pool.window.reached(size)
+        begin, end, (kernel, stride) = [top, left], [bottom, right], pool.window[:2]
+        if isinstance(pool, ops.Average):
+            return self.nodes.avg_pool(x, stride, begin, end, kernel, exclude_pad=True)
+        return self.nodes.max_pool(x, stride, [1, 1], begin, end, kernel)
+
+    def _floats(self, values: Tensor) -> Any:
+        return self._constant(values.float())
+
+    def _whole(self, values: Any) -> Any:
+        return self._constant(torch.tensor(values, dtype=torch.int64))
+
+    def _constant(self, values: Tensor) -> Any:
+        return self.nodes.constant(values.detach().contiguous().numpy(), shared_memory=False)

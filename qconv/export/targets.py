@@ -1,0 +1,156 @@
+"""The targets: what writes a trained model as the file of another runtime, and what runs it there."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..ground.files import atomic_file
+from ..inference import FrozenModel, freeze
+from ..onnx import OnnxModel, export_onnx
+from ..onnx.runtime import PRECISE
+from ..packed.tensors import inner_model
+from ..program.operations import Program
+from ..program.plan import Plan
+from ..zoo import load
+
+
+class Target(NamedTuple):
+    """A kind of file.
+
+    Attributes:
+        suffix: of its files.
+        mark: bytes that a file has, where others have its suffix.
+        has_codes: whether a module of its name in this folder writes it from a program, and shows the codes inside.
+    """
+
+    suffix: str
+    mark: bytes = b""
+    has_codes: bool = True
+
+    def holds(self, path: Path) -> bool:
+        """Whether a file is of this kind."""
+        return path.suffix == self.suffix and self.mark in (path.read_bytes() if self.mark else b"")
+
+
+TARGETS = {
+    "program": Target(".qcp", has_codes=False),
+    "litert": Target(".tflite"),
+    "openvino": Target(".xml"),
+    "qonnx": Target(".onnx", mark=b"qonnx.custom_op"),
+    "onnx": Target(".onnx", has_codes=False),
+}
+
+
+def export(
+    model: nn.Module | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    to: str,
+    images: Tensor,
+    **options: Any,
+) -> Program | None:
+    """Write a trained model as a file for another runtime (docs: Which runtime?).
+
+    The model is frozen and compared with the trained one on the images. Its program is written operation by operation,
+    so the codes of all quantizers are the program's for the same floats; `qconv.verify_export` counts them in the
+    runtime.
+
+    Args:
+        model: the trained model, a frozen one, or what `qconv.load` takes: a packed file, a run, a name of the zoo.
+        path: of the file, with the usual suffix: OpenVINO asks for .xml.
+        to: "litert", "openvino", "qonnx", "onnx" (`qconv.export_onnx`) or "program" (`qconv.save_program`).
+        images: typical images (N, C, H, W). The file takes images of their size.
+        options: of the target: for "litert" `four_bits`, for "onnx" those of `qconv.export_onnx`.
+
+    Returns:
+        The program; None for "onnx".
+
+    Raises:
+        ImportError: a package is missing; it names the extra that installs it.
+        TypeError: `model` or `images` is of another type; an option that the target does not have.
+        ValueError: another target; the model can't be frozen; an operation that the target can't express: it names
+            the layer, and the reason.
+    """
+    if to not in TARGETS:
+        raise ValueError(f"to (={to!r}) must be one of {', '.join(map(repr, TARGETS))}")
+    path, model = Path(path), loaded(model)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path (={path}): there is no folder {path.parent}")
+    if to == "onnx":
+        export_onnx(model, path, images, **options)
+        return None
+    frozen, program = program_of(model, images)
+    if to == "program":
+        content = frozen.program_bytes(images.cpu(), **options)
+        with atomic_file(path) as file:
+            file.write(content)
+    else:
+        import_module(f".{to}", __package__).write(program, path, (images.shape[2], images.shape[3]), **options)
+    return program
+
+
+def loaded(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
+    """Return a model, or what `qconv.load` reads."""
+    return load(model) if isinstance(model, str | os.PathLike) else model
+
+
+def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:
+    """Return the frozen form of a model, which equals it on the images, and its program.
+
+    Raises:
+        TypeError, ValueError: as `qconv.export`.
+    """
+    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+        kind = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W)")
+    images = images.detach().float().cpu()
+    frozen = model if isinstance(model, FrozenModel) else freeze(inner_model(model), example=images)
+    program = frozen.program(images)
+    if program is None:
+        frozen.program_bytes(images)  # says why, or writes one that is slower than modules
+        program = cast(Program, frozen.program(images))
+    return frozen, program
+
+
+def target_of(path: Path) -> str:
+    """Return the name of a file's target.
+
+    Raises:
+        ValueError: there is no such file, or it is of no target.
+    """
+    if not path.is_file():
+        raise ValueError(f"exported file {path}: there is no such file")
+    for name, target in TARGETS.items():
+        if target.holds(path):
+            return name
+    suffixes = ", ".join(sorted({target.suffix for target in TARGETS.values()}))
+    raise ValueError(f"exported file {path}: it must end in {suffixes}")
+
+
+def run(path: Path, images: Tensor) -> dict[str, Tensor]:
+    """Run a file as it ships, in its own runtime.
+
+    Returns:
+        The output under ``""``; under ``"NUMBER.input"`` and ``"NUMBER.codes"``, where the runtime shows them, the
+        floats that the operation of that number in the program encodes, and its codes less the code of 0.
+    """
+    name, images = target_of(path), images.detach().float().cpu().contiguous()
+    if name == "onnx":
+        return {"": OnnxModel(path)(images)}
+    if name == "program":
+        content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+        return {"": Plan(content, (images.shape[2], images.shape[3]))(images, torch.get_num_threads())}
+    found = import_module(f".{name}", __package__).run(path, images.numpy())
+    return {key: torch.from_numpy(value) for key, value in found.items()}
+
+
+def settings(path: Path) -> dict[str, str]:
+    """Return what a user of a file must set in its runtime."""
+    name = target_of(path)
+    if name == "onnx":
+        return dict([PRECISE]) if OnnxModel(path).saturating else {}
+    return getattr(import_module(f".{name}", __package__), "SETTINGS", {}) if TARGETS[name].has_codes else {}

@@ -1,0 +1,258 @@
+"""Targets: what their own runtimes compute from the files that qconv writes is what the program defines."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_program import NETWORKS, Attentive, every, network, trained
+from torch import Tensor
+from torchvision.models import mobilenet_v2
+
+import qconv
+from qconv import Scheme, schemes
+from qconv.cli.export import OTHERS
+from qconv.export.targets import TARGETS
+from qconv.inference import freeze
+from qconv.inference.lower import lower
+from qconv.program import operations as ops
+from qconv.program.edges import edges_of, float_at, place_of
+from qconv.program.operations import Program, Window
+
+SUFFIXES = {target: kind.suffix for target, kind in TARGETS.items() if kind.has_codes}
+PACKAGES = {"litert": "ai_edge_litert"}
+
+
+def written(target: str, program: Program, images: Tensor, folder: Path) -> dict[str, Any]:
+    """What the target's runtime computes from the program's file."""
+    pytest.importorskip(PACKAGES.get(target, target))
+    module: Any = import_module(f"qconv.export.{target}")
+    path = folder / f"model{SUFFIXES[target]}"
+    module.write(program, path, tuple(images.shape[2:]))
+    return module.run(path, images.numpy())
+
+
+def check_codes(program: Program, found: dict[str, Any]) -> None:
+    """All codes are those of the floats that the runtime itself has before them."""
+    for number, operation in enumerate(program.operations):
+        if isinstance(operation, ops.Quantize | ops.Sign):
+            floats, codes = torch.from_numpy(found[f"{number}.input"]), found[f"{number}.codes"]
+            zero = operation.zero if isinstance(operation, ops.Quantize) else 0
+            assert np.array_equal(operation.run(floats).numpy().astype(np.float32) - zero, codes), operation.origin
+
+
+def check(target: str, program: Program, images: Tensor, folder: Path) -> None:
+    found = written(target, program, images, folder)
+    check_codes(program, found)
+    wanted = program.run(images).numpy()
+    assert found[""].shape == wanted.shape
+    assert np.abs(found[""] - wanted).max() <= 1e-6 * np.abs(wanted).max()
+
+
+def evened(quantize: ops.Quantize) -> ops.Quantize:
+    """The same bits, with even levels and ties that go to even codes."""
+    low, high = -quantize.zero, len(quantize.codes) - 1 - quantize.zero
+    edges = edges_of(lambda x: (x / 0.3).clamp(low, high).round(), low, high, 0.3)
+    return replace(quantize, edges=edges, codes=torch.arange(len(quantize.codes)).byte(), step=0.3)
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("kinds", [0, 1, 2])
+def test_every_operation(target: str, kinds: int, groups: int, tmp_path: Path) -> None:
+    program = every(kinds, groups)
+    if target == "qonnx":
+        program.operations = [evened(o) if isinstance(o, ops.Quantize) else o for o in program.operations]
+    check(target, program, torch.randn(3, 5, 17, 14), tmp_path)
+
+
+TERNARY = Scheme(input=schemes.lsq(2, 2).input, weight=schemes.twn().weight)
+MADE: dict[str, Callable[[], torch.nn.Module]] = {
+    **{name: lambda name=name: network(name) for name in NETWORKS if name not in ("float", "bireal")},
+    "ternary": lambda: trained(NETWORKS["lsq44"][0](), TERNARY, torch.randn(8, 3, 16, 16)),
+    "lsq33": lambda: trained(NETWORKS["lsq44"][0](), schemes.lsq(3, 3), torch.randn(8, 3, 16, 16)),
+    "gates": lambda: trained(Attentive(), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16)),
+    "depthwise": lambda: trained(
+        mobilenet_v2(width_mult=0.25, num_classes=10),
+        schemes.minmax(8, 8),
+        torch.randn(8, 3, 32, 32),
+    ),
+}
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+@pytest.mark.parametrize("name", MADE)
+def test_networks(target: str, name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    frozen, images = freeze(MADE[name]()), torch.randn(4, 3, 17, 13)
+    program = lower(frozen.network, images)
+    if (target, name) in (("qonnx", "apot44"), ("qonnx", "n2uq22")):
+        with pytest.raises(ValueError, match=r"'stages\.0\.0\.conv1': its levels are uneven, and QONNX's Quant"):
+            written(target, program, images, tmp_path)
+        assert not list(tmp_path.iterdir())
+    else:
+        check(target, program, images, tmp_path)
+
+
+def near(target: str, edges: Tensor) -> Tensor:
+    """Each edge and the three floats on both sides, and the ends; LiteRT takes denormals as 0."""
+    floats = float_at(place_of(edges[edges.isfinite()]).unsqueeze(1) + torch.arange(-3, 4)).flatten()
+    floats = torch.cat([floats, torch.tensor([0.0, -0.0, 1e30, -1e30])])
+    is_normal = (floats.abs() >= torch.finfo(torch.float32).tiny) | (floats == 0)
+    return (floats[is_normal] if target == "litert" else floats).view(1, 1, 1, -1)
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+@pytest.mark.parametrize("step", [1.0, 0.0371, 0.31407])
+@pytest.mark.parametrize(("low", "high"), [(0, 15), (-8, 7), (0, 255), (-128, 127), (-3, 3), (-100, 155)])
+def test_codes_change_at_the_edges(target: str, step: float, low: int, high: int, tmp_path: Path) -> None:
+    number = torch.tensor(step)
+    edges = edges_of(lambda x: (x / number).clamp(low, high).round(), low, high, step)
+    program = Program(1)
+    levels = torch.arange(high - low + 1, dtype=torch.uint8)
+    given: dict[str, Any] = {"channels": 1, "origin": "layer"}
+    program.add(ops.Quantize(**given, inputs=(0,), edges=edges, codes=levels, zero=-low, step=step))
+    weight = torch.ones(1, 1, 1, 1, dtype=torch.int8)
+    program.output = program.add(ops.ConvCodes(**given, inputs=(1,), weight=weight, window=Window(), zero=-low))
+    check(target, program, near(target, edges), tmp_path)
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+@pytest.mark.parametrize("edge", [0.0, -0.3, 1e-30, torch.inf, -torch.inf])
+def test_signs_change_at_the_edge(target: str, edge: float, tmp_path: Path) -> None:
+    program = Program(1)
+    given: dict[str, Any] = {"channels": 1, "origin": "layer"}
+    program.add(ops.Sign(**given, inputs=(0,), edge=torch.tensor([edge])))
+    weight = torch.ones(1, 1, 1, 1, dtype=torch.int8)
+    program.output = program.add(ops.ConvBits(**given, inputs=(1,), weight=weight, window=Window()))
+    check(target, program, near(target, torch.tensor([edge])), tmp_path)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_file_is_exported_and_verified_in_its_runtime(target: str, tmp_path: Path) -> None:
+    pytest.importorskip(PACKAGES.get(target, "onnxruntime" if target == "program" else target))
+    model, images = network("lsq44"), torch.randn(4, 3, 16, 16)
+    path = tmp_path / f"model{TARGETS[target].suffix}"
+    qconv.export(model, path, to=target, images=images)
+    found = qconv.verify_export(model, path, images)
+    assert (found.target, found.samples, found.agrees, found.decisions) == (target, 4, True, 0), str(found)
+    assert len(found.layers) == (19 if TARGETS[target].has_codes else 0)
+    assert sum(layer.codes for layer in found.layers) == (184_320 if TARGETS[target].has_codes else 0)
+    other = trained(NETWORKS["lsq44"][0](), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16))
+    assert not qconv.verify_export(other, path, images).agrees
+
+
+def test_codes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from qconv.export import litert
+
+    def shifted(writer: Any, quantize: ops.Quantize, x: int) -> int:
+        return right(writer, replace(quantize, edges=quantize.edges * 1.01, step=quantize.step * 1.01), x)
+
+    model, images, path = network("lsq44"), torch.randn(4, 3, 16, 16), tmp_path / "model.tflite"
+    right = litert._Writer._quantize
+    monkeypatch.setattr(litert._Writer, "_quantize", shifted)
+    qconv.export(model, path, to="litert", images=images)
+    found = qconv.verify_export(model, path, images)
+    assert not found.agrees
+    assert found.layers[0].own > 0
+    assert f"not equal: {found.layers[0].own:,} codes of 'stages.0.0.conv1' are not those" in str(found)
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+def test_a_function_of_torch_is_refused_by_its_layer(target: str, tmp_path: Path) -> None:
+    pytest.importorskip(PACKAGES.get(target, target))
+    program = Program(3)
+    given: dict[str, Any] = {"inputs": (0,), "channels": 3, "origin": "gate.act"}
+    program.output = program.add(ops.Function(**given, function=torch.ops.aten.sigmoid.default))
+    with pytest.raises(ValueError, match=r"'gate\.act': .* can't be written for"):
+        import_module(f"qconv.export.{target}").write(program, tmp_path / f"model{SUFFIXES[target]}", (4, 4))
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_of_exports(tmp_path: Path) -> None:
+    model, images = network("lsq44"), torch.randn(2, 3, 16, 16)
+    given: dict[str, Any] = {"to": "program", "images": images}
+    for error, path, changed, message in [
+        (ValueError, "a", {"to": "tflite"}, r"to \(='tflite'\) must be one of 'program', 'litert'"),
+        (TypeError, "a", {"images": images[0]}, r"images \(\(3, 16, 16\)\) must be a float tensor"),
+        (FileNotFoundError, "none/a", {}, "there is no folder"),
+        (TypeError, "a", {"four_bits": True}, "four_bits"),
+    ]:
+        with pytest.raises(error, match=message):
+            qconv.export(model, tmp_path / path, **given | changed)
+    (tmp_path / "a.txt").write_text("")
+    for name, message in (("none.xml", "there is no such file"), ("a.txt", r"it must end in \.onnx, \.qcp")):
+        with pytest.raises(ValueError, match=message):
+            qconv.verify_export(model, tmp_path / name, images)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (*TARGETS,) == (*(target for target in OTHERS), "onnx")
+
+
+def test_litert_stores_four_bits(tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    model, images, sizes = network("lsq44"), torch.randn(2, 3, 16, 16), []
+    for four_bits in (False, True):
+        path = tmp_path / "model.tflite"
+        qconv.export(model, path, to="litert", images=images, four_bits=four_bits)
+        assert qconv.verify_export(model, path, images).agrees
+        sizes.append(path.stat().st_size)
+    assert sizes[0] - sizes[1] == pytest.approx(268336 / 2, rel=0.01)
+
+
+def test_openvino_convolves_in_8_bits_with_the_settings_that_the_file_names(tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    from qconv.export.openvino import SETTINGS, write
+
+    images = torch.randn(2, 3, 16, 16)
+    write(lower(freeze(network("lsq44")).network, images), tmp_path / "model.xml", (16, 16))
+    model = openvino.Core().read_model(tmp_path / "model.xml")
+    assert {name: model.get_rt_info(["qconv", name]).astype(str) for name in SETTINGS} == SETTINGS
+    running = openvino.Core().compile_model(model, "CPU", SETTINGS).get_runtime_model()
+    kinds = [{key: value.astype(str) for key, value in node.get_rt_info().items()} for node in running.get_ops()]
+    integer = [
+        kind for kind in kinds if kind["layerType"] == "Convolution" and kind["runtimePrecision"] in ("u8", "i8")
+    ]
+    assert len(integer) == 18
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet20-lsq4-cifar10", (3, 32, 32)), ("smallcnn-bnn-digits", (1, 8, 8))])
+def test_the_costs_that_qonnx_counts_are_those_of_the_summary(
+    name: str, size: tuple[int, int, int], tmp_path: Path
+) -> None:
+    qonnx = pytest.importorskip("qonnx.util.inference_cost")
+    datatypes = pytest.importorskip("qonnx.core.datatype")
+    from qconv.export.qonnx import write
+
+    model = qconv.load(name)
+    write(lower(freeze(model).network, torch.randn(2, *size)), tmp_path / "model.onnx", size[1:])
+    found = qonnx.inference_cost(str(tmp_path / "model.onnx"), discount_sparsity=False)["total_cost"]
+    macs = {tuple(key.split("_")[2:]): count for key, count in found.items() if key.startswith("op_mac")}
+    by_bits = {tuple(datatypes.DataType[kind].bitwidth() for kind in reversed(kinds)): n for kinds, n in macs.items()}
+    wanted = qconv.summary(model, size)
+    assert by_bits == wanted.macs_by_bits
+    assert found["total_bops"] == wanted.bops
+    assert found["total_mem_w_elems"] == sum(module.weight.numel() for module in weighted(model))
+
+
+def weighted(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
+
+
+def test_openvino_needs_its_package_and_an_xml_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from qconv.export.openvino import write
+
+    program = Program(1)
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "openvino", None)
+        with pytest.raises(ImportError, match=r'export to OpenVINO needs openvino: pip install "qconv\[openvino\]"'):
+            write(program, tmp_path / "model.xml", (4, 4))
+    pytest.importorskip("openvino")
+    with pytest.raises(ValueError, match=r"model\.bin\) must end in \.xml"):
+        write(program, tmp_path / "model.bin", (4, 4))
+    assert not list(tmp_path.iterdir())
