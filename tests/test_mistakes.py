@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from qconv.cli import train_as
 from qconv.cli.configs import folder
 from qconv.cli.messages import message
-from qconv.cli.mistakes import check_direction, check_flags, check_given, check_types
+from qconv.cli.mistakes import check_direction, check_flags, check_given, check_types, leave_out
 
 
 def composed(words: list[str], check: bool = True) -> DictConfig:
@@ -140,3 +140,21 @@ def test_flags_that_nobody_has() -> None:
 def test_what_an_evaluation_does_not_need(word: str) -> None:
     cfg = composed(["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", word])
     assert cfg.scheme.weight_bits == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model=small_cnn"], []),
+        (["model=small_cnn", "experiment=digits_resnet20_bwn"], ["model: ignored shortcut, activation, which qconv."]),
+        (["model._target_=torchvision.models.resnet18"], ["model: ignored width, which torchvision.models.resnet18"]),
+        (["model._target_=torchvision.models.resnet18", "model.width=3"], []),  # which the function refuses
+        (["scheme._target_=qconv.schemes.lsq"], ["scheme: ignored "]),
+        (["optimizer=sgd", "optimizer.lr=1"], []),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_function_are_left_out(words: list[str], told: list[str]) -> None:
+    found = leave_out(composed(words), words)
+    assert len(found) == len(told)
+    assert all(line.startswith(start) for line, start in zip(found, told, strict=True))

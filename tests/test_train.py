@@ -510,7 +510,11 @@ EARLY = [  # before the run has a folder
     ("scheme.padding_value=2", "padding_value (=2) must be 0, +1 or -1"),
     ("model.width=0", "width (=0) must be at least 1"),
     ("model.widht=3", "widht"),
-    ("model._target_=torchvision.models.resnet18", "is called with in_channels, num_classes, width"),
+    ("model._target_=torchvision.models.resnet18", "is called with in_channels, num_classes: "),
+    (
+        "model=torchvision_model model.name=resnet19",
+        "name (='resnet19') must be a network of torchvision (nearest: resnet1",
+    ),
     ("data.batch_size=0", "batch_size (=0) must be at least 1"),
     ("skip=[first,nonsense]", "nonsense"),
     ("first_last=w9", "first_last (='w9') must be one of 'float', 'w8', 'w8a8', or a qconv.Scheme"),

@@ -16,6 +16,7 @@ MODULES = {
     "onnx": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
     "hub": ("huggingface_hub",),
     "shards": ("webdataset",),
+    "timm": ("timm",),
     "heic": ("pillow_heif",),
 }
 

@@ -137,25 +137,25 @@ def check_sizes(model: nn.Module, data: Any) -> None:
         ) from error
 
 
-def float_model(cfg: DictConfig, data: Any) -> nn.Module:
-    """Return the network for these images and classes, before it is quantized."""
+def float_model(cfg: DictConfig, in_channels: int, num_classes: int) -> nn.Module:
+    """Return the network for images of these channels and these classes, before it is quantized."""
     try:
-        model = made(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+        model = made(cfg.model, in_channels=in_channels, num_classes=num_classes)
     except InstantiationException as error:
         target = cfg.model.get("_target_", "")
         if not isinstance(error.__cause__, TypeError) or str(target).startswith("qconv."):
             raise
         keys = ", ".join(["in_channels", "num_classes", *(str(key) for key in cfg.model if key != "_target_")])
         raise ValueError(
-            f"model._target_ (={target}) is called with {keys}: {error.__cause__}. ~model.KEY leaves one out; the "
-            "first two it must take: write a function of your own that takes them, or model=torchvision_resnet"
+            f"model._target_ (={target}) is called with {keys}: {error.__cause__}. It must take the first two: "
+            "model=torchvision_model and model=timm_model make any network there by model.name=, or write a function"
         ) from error
     return draw_weights(model, cfg.weight_init)
 
 
 def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
     """Return the quantized network and its scheme."""
-    model = float_model(cfg, data)
+    model = float_model(cfg, data.in_channels, data.num_classes)
     scheme = made(cfg.scheme)
     overrides = None if cfg.overrides is None else {key: made(node) for key, node in cfg.overrides.items()}
     first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else made(cfg.first_last)
