@@ -19,6 +19,7 @@ from ..scheme import Scheme
 from ..summary import summarize
 from ..summary.saved import sample_of
 from .classifier import Classifier
+from .compilation import chosen_mode
 from .initial_weights import checkpoint_of_run, draw_weights, load_weights
 from .loggers import started_loggers
 from .report.result import about_run
@@ -75,6 +76,11 @@ def build(
     about = about_run(config, scheme.name, table)
     names = (short_call(config[group], default_of) for group in ("model", "data"))
     rank_zero_only(show_model)(table, "{}, {scheme}, on {}".format(*names, scheme=about["scheme"]))
+    tree = getattr(data, "tree", None)
+    images = None if tree is None else len(tree.splits["train"]) * cfg.trainer.max_epochs
+    compiled, told = chosen_mode(cfg.compile, model, images)
+    if told:
+        rank_zero_only(show_note)(told)
     classifier = Classifier(
         model,
         made(cfg.optimizer),
@@ -84,7 +90,7 @@ def build(
         build_loss(cfg.loss, data) if cfg.evaluate is None else None,
         channels_last=cfg.channels_last,
         shift_decay=cfg.shift_decay,
-        compile=cfg.compile,
+        compile=compiled,
         step_rules=[] if cfg.evaluate is not None else made(cfg.step_rules),
         dampening=cfg.dampening,
         sine_penalty=cfg.sine_penalty,
