@@ -28,6 +28,8 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["modle=resnet20"], "the config has no modle: did you mean model?"),
         (["lr=0.1"], "the config has no lr: did you mean optimizer.lr?"),
         (["epochs=5"], "the config has no epochs: did you mean trainer.max_epochs?"),
+        (["learning_rate=5"], "the config has no learning_rate: did you mean optimizer.lr?"),
+        (["optimizer=sgd", "weight_decay=5"], "the config has no weight_decay: did you mean optimizer.weight_decay?"),
         (["ckpt_path=last"], "the config has no ckpt_path: resume=RUN continues a run"),
         (["optimizer.lrr=0.1"], "optimizer has no lrr: did you mean optimizer.lr?; +optimizer.lrr=… adds a key"),
         (["scheme=lsq", "scheme.weight_bit=3"], "scheme (qconv.schemes.lsq) has no weight_bit: did you mean scheme.w"),
