@@ -224,7 +224,7 @@ def roundings(program: Program, example: Tensor, chains: Chains, signed: bool) -
     """
     operations, found = program.operations, dict[int, tuple[float, int]]()
     lows, highs = [0.0] * len(operations), [0.0] * len(operations)
-    for batch in example.split(64):
+    for batch in example.split(16):  # all values of a batch are held
         values = computed(program, batch)
         lows = [min(low, float(value.min())) for low, value in zip(lows, values, strict=True)]
         highs = [max(high, float(value.max())) for high, value in zip(highs, values, strict=True)]
