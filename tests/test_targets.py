@@ -1,5 +1,6 @@
 """Targets: what their own runtimes compute from the files that qconv writes is what the program defines."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -242,6 +243,37 @@ def test_the_costs_that_qonnx_counts_are_those_of_the_summary(
 
 def weighted(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
+
+
+class Integers(torch.nn.Sequential):
+    """A network that has only integers between its input and its output."""
+
+    def __init__(self) -> None:
+        first, second = torch.nn.Conv2d(1, 8, 3, 1, 1, bias=False), torch.nn.Conv2d(8, 8, 3, 2, bias=False)
+        norm, last = torch.nn.BatchNorm2d, torch.nn.Linear(72, 10)
+        pool, act = torch.nn.MaxPool2d(2), torch.nn.ReLU()
+        super().__init__(first, norm(8), act, pool, second, norm(8), act, torch.nn.Flatten(), last)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("tool", "packages"),
+    [("finn", ["finn-plus==1.6.1"]), ("hls4ml", ["hls4ml==1.3.0", "qonnx==1.0.0", "onnx==1.19.1", "onnxruntime"])],
+)
+def test_a_network_of_integers_on_an_fpga(tool: str, packages: list[str], tmp_path: Path) -> None:
+    from qconv.export.qonnx import write
+
+    images = torch.randn(16, 1, 14, 14)
+    frozen = freeze(trained(Integers(), schemes.lsq(4, 4, signed_input=None), images, skip=()))
+    write(lower(frozen.network, images), tmp_path / "model.onnx", (14, 14))
+    np.save(tmp_path / "images.npy", images.numpy())
+    subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    subprocess.run(["uv", "pip", "install", "--quiet", "--python", python, *packages], check=True)
+    script, files = Path(__file__).with_name("hardware.py"), ["model.onnx", "images.npy", "outputs.npy"]
+    subprocess.run([python, "-W", "ignore", script, tool, *files], check=True, cwd=tmp_path, capture_output=True)
+    wanted, found = frozen(images).numpy(), np.load(tmp_path / "outputs.npy").reshape(16, 10)
+    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 def test_openvino_needs_its_package_and_an_xml_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -187,7 +187,8 @@ class _Writer:
         if factor != 1:
             factor = self._constant(f"{name}_step", torch.tensor(factor))
             x = self._add("Div" if form == QUOTIENT else "Mul", [x, factor], f"{name}_scaled")
-        if low < 0 or high & (high + 1):  # the Quant has other ends
+        half, bits = _half_and_bits(low, high)
+        if (low, high) not in ((0, (1 << bits) - 1), (-half, half - 1), (1 - half, half - 1)):
             x = self._clip(x, f"{name}_clipped", low, high)
         if low == 0:
             x = self._add("Relu", [x], f"{name}_relu")
@@ -195,8 +196,7 @@ class _Writer:
 
     def _quant(self, x: str, name: str, low: int, high: int) -> str:
         """Whole numbers in the fewest bits, without a zero point: QONNX would add it before it rounds."""
-        half = 1 << max((-low - 1).bit_length(), high.bit_length()) if low < 0 else 0
-        bits = half.bit_length() if low < 0 else high.bit_length()
+        half, bits = _half_and_bits(low, high)
         given = [x]
         for key, number in (("one", 1.0), ("zero", 0.0), ("bits", bits)):
             given.append(self._constant(f"{name}_{key}", torch.tensor(float(number))))
@@ -252,3 +252,9 @@ class _Writer:
 
     def _shape(self, number: int) -> list[int]:
         return [1, self.operations[number].channels, *self.sizes[number]]
+
+
+def _half_and_bits(low: int, high: int) -> tuple[int, int]:
+    """Return the bits of whole numbers from low to high, and one more than the largest with a sign, or 0."""
+    half = 1 << max((-low - 1).bit_length(), high.bit_length()) if low < 0 else 0
+    return half, half.bit_length() if low < 0 else high.bit_length()
