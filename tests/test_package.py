@@ -44,7 +44,8 @@ ROOMS = {
     "zoo": {"ground", "images", "inference", "packed", "runs"},
     "after_training": {"convert", "ground", "layers", "lean", "loop", "methods", "quantizers", "scheme", "summary"},
     "bench": {
-        *("convert", "data", "ground", "inference", "kernels", "lean", "loop", "models", "onnx", "packed", "scheme")
+        *("after_training", "convert", "data", "ground", "inference", "kernels", "lean", "loop", "models", "onnx"),
+        *("packed", "scheme"),
     },
     "training": {
         *("after_training", "bench", "check", "convert", "data", "distillation", "ground", "images", "inference"),
