@@ -47,7 +47,8 @@ ROOMS = {
     "export": {"ground", "inference", "layers", "onnx", "packed", "program", "zoo"},
     "after_training": {"convert", "ground", "layers", "lean", "loop", "methods", "quantizers", "scheme", "summary"},
     "bench": {
-        *("convert", "data", "ground", "inference", "kernels", "lean", "loop", "models", "onnx", "packed", "scheme")
+        *("after_training", "convert", "data", "ground", "inference", "kernels", "lean", "loop", "models", "onnx"),
+        *("packed", "scheme"),
     },
     "training": {
         *("after_training", "bench", "check", "convert", "data", "distillation", "ground", "images", "inference"),
