@@ -1,6 +1,7 @@
 """`qconv predict` and `qconv summary`: what a packed model says of images, and of itself."""
 
 import contextlib
+import copy
 import json
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from qconv.cli.image_files import picture_files
 from qconv.cli.source import Source
 from qconv.images import DecodingError, centre_crop
 from qconv.inference import FrozenModel, freeze
-from qconv.inference.frozen_layers import BinaryConv2d
 from qconv.models import small_cnn
 from qconv.zoo.predict import Predictor
 
@@ -244,14 +244,15 @@ def test_a_model_that_differs(
     picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(model: torch.nn.Module, *_: object) -> FrozenModel:
-        frozen = freeze(model)
-        next(each for each in frozen.modules() if isinstance(each, BinaryConv2d)).tap_sums.add_(1)
-        return frozen
+        other = copy.deepcopy(model)
+        layer = next(each for each in other.modules() if isinstance(each, qconv.QConv2d))
+        layer.weight.data[:3].neg_()
+        return freeze(other)
 
     monkeypatch.setattr(sys.modules["qconv.inference.verify"], "build", wrong)
     packed(tmp_path / "model")
     assert main(["verify", str(tmp_path / "model"), str(picture)]) == 1
-    assert "not equal: 'blocks.1.conv' is the first layer that differs" in capsys.readouterr().out
+    assert "not equal: 'blocks.2.conv' is the first layer that differs" in capsys.readouterr().out
 
 
 @pytest.mark.nightly
