@@ -242,6 +242,9 @@ class _Lowering:
 
         more = self.scope.with_more_images(node, self.build.origin) if _has_ints((args, kwargs)) else node
         arguments, named = tree_map(given, (args, kwargs), (more.args, more.kwargs), is_leaf=_is_value)
+        if name in _SHAPES[:3] and len(of_images) == 1:  # whatever the number of images
+            arguments = [ops.Given(0), [-1 if isinstance(size, ops.Images) else size for size in arguments[1]]]
+            of_images.clear()
         if of_images and (not inputs or self.build.stored[inputs[0]][0] != _IMAGES[0]):
             raise NotRecorded(f"'{self.build.origin}': it counts images where there are none")
         function = torch.ops.aten.reshape.default if name in _SHAPES[:3] else node.target  # of any strides

@@ -394,6 +394,7 @@ def _guided(
                 given = own[name].pop(0) if own.get(name) else None
                 seen.append((name, input.clone(), given))
                 x = input if given is None or given.input.numel() != input.numel() else given.input.reshape(input.shape)
+                x = x.contiguous() if input.is_contiguous() else x  # the trained modules may read its strides
                 in_float32 = input.dtype == torch.float32 and (given is None or given.codes is None)
                 with torch._C.DisableTorchFunction():
                     if rest or named or in_float32:  # whose sums make an error
