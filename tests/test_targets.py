@@ -77,6 +77,11 @@ MADE: dict[str, Callable[[], torch.nn.Module]] = {
     **{name: lambda name=name: network(name) for name in NETWORKS if name not in ("float", "bireal")},
     "ternary": lambda: trained(NETWORKS["lsq44"][0](), TERNARY, torch.randn(8, 3, 16, 16)),
     "lsq33": lambda: trained(NETWORKS["lsq44"][0](), schemes.lsq(3, 3), torch.randn(8, 3, 16, 16)),
+    "ternary": lambda: trained(
+        NETWORKS["lsq44"][0](),
+        replace(schemes.lsq(2, 2), weight=schemes.twn().weight),
+        torch.randn(8, 3, 16, 16),
+    ),
     "gates": lambda: trained(Attentive(), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16)),
     "depthwise": lambda: trained(
         mobilenet_v2(width_mult=0.25, num_classes=10),
@@ -204,6 +209,8 @@ def test_litert_stores_four_bits(tmp_path: Path) -> None:
         assert qconv.verify_export(model, path, images).agrees
         sizes.append(path.stat().st_size)
     assert sizes[0] - sizes[1] == pytest.approx(268336 / 2, rel=0.01)
+    qconv.export(network("bwn"), tmp_path / "model.tflite", to="litert", images=images)  # a step for each filter
+    assert (tmp_path / "model.tflite").stat().st_size < 1.2 * sizes[0]
 
 
 def test_openvino_convolves_in_8_bits_with_the_settings_that_the_file_names(tmp_path: Path) -> None:

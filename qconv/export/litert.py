@@ -180,8 +180,7 @@ class _Writer:
         options.dilationHFactor, options.dilationWFactor = window.dilation
         if is_depthwise:
             options.depthMultiplier = conv.channels // channels
-        weight = conv.weight.permute(1, 2, 3, 0) if is_depthwise else conv.weight.permute(0, 2, 3, 1)
-        filters = self._floats(weight) if isinstance(conv, ops.ConvFloats) else self._whole_weight(weight)
+        filters = self._weight(conv, (1, 2, 3, 0) if is_depthwise else (0, 2, 3, 1))
         bias = self._floats(torch.zeros(conv.channels))
         return self._add("DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D", [x, filters, bias], shape, options)
 
@@ -190,19 +189,28 @@ class _Writer:
         options.padding = padding.SAME if is_same else padding.VALID
         options.strideH, options.strideW = window.stride
 
-    def _whole_weight(self, weight: Tensor) -> int:
-        """Weights in 8 or 4 bits, which LiteRT makes floats."""
-        is_small = self.four_bits and int(weight.min()) >= -8 and int(weight.max()) <= 7
-        codes = weight.flatten().to(torch.int8)
+    def _weight(self, conv: Any, order: tuple[int, ...]) -> int:
+        """Weights in 8 or 4 bits, which LiteRT makes floats; floats if they are no multiples of a step per filter."""
+        steps = torch.ones(len(conv.weight), 1)
+        weight = conv.weight.flatten(1).float()
+        if isinstance(conv, ops.ConvFloats):
+            steps = weight.abs().where(weight != 0, torch.inf).amin(1, keepdim=True)
+            steps = steps.where(steps.isfinite(), 1.0)
+        codes = (weight / steps).round()
+        if int(codes.min()) < -128 or int(codes.max()) > 127 or not torch.equal(codes * steps, weight):
+            return self._floats(conv.weight.permute(order))
+        is_small = self.four_bits and int(codes.min()) >= -8 and int(codes.max()) <= 7
+        shape = [conv.weight.shape[place] for place in order]
+        codes = codes.view(conv.weight.shape).permute(order).flatten().to(torch.int8)
         if is_small:
             pairs = torch.cat([codes, codes.new_zeros(len(codes) % 2)]).view(-1, 2) & 15
             codes = (pairs[:, 0] | (pairs[:, 1] << 4)).to(torch.uint8)
         quantization = self.schema.QuantizationParametersT()
-        quantization.scale, quantization.zeroPoint = [1.0], [0]
-        stored = self._tensor(weight.shape, "INT4" if is_small else "INT8", codes)
+        quantization.scale, quantization.zeroPoint = steps.flatten().tolist(), [0] * len(steps)
+        quantization.quantizedDimension = order.index(0)
+        stored = self._tensor(shape, "INT4" if is_small else "INT8", codes)
         self.tensors[stored].quantization = quantization
-        options = self.schema.DequantizeOptionsT()
-        return self._add("DEQUANTIZE", [stored], weight.shape, options, version=2)
+        return self._add("DEQUANTIZE", [stored], shape, self.schema.DequantizeOptionsT(), version=2)
 
     def _clamp(self, x: int, low: float, high: float) -> int:
         if (low, high) in _CLAMPS:
