@@ -25,6 +25,7 @@ Run a published training, or one of ours, with one argument. A recipe sets netwo
 | run a recipe | `qconv train experiment=NAME data.root=FOLDER` |
 | change it | add settings, such as `trainer.max_epochs=100` |
 | see all its settings | add `--cfg job` |
+| fine-tune a pretrained network on your photos | `experiment=finetune`: see [folders of photos](tutorials/folders.md) |
 | start from a network (recipes with *init_from*) | `init_from=runs/float/checkpoints/best.ckpt` |
 | start from random weights instead | `init_from=null` |
 | name the teacher's weights (recipes with *loss.weights*) | `loss.weights=resnet34.pth` |

@@ -1,5 +1,14 @@
 """qconv: train convolutional networks with binary, ternary, power-of-two and low-bit weights in PyTorch.
 
+Begin with these names:
+
+- quantize a network: `schemes`, `plan`, `convert`, `to_float`
+- train it in your own loop: `after_every_step`, `set_progress`, `calibrate`, `check`, `lean`
+- measure it: `summary`
+- ship it: `save_packed`, `load_packed`, `freeze`, `verify`, `export_onnx`
+
+The command ``qconv train --help`` trains without code. `qconv.layers` has the layers, such as `QConv2d`.
+
 Nothing but this file is imported before it is used, so that the program ``qconv`` answers at once.
 """
 

@@ -13,7 +13,7 @@ from PIL import Image
 from qconv.cli import main
 from qconv.runs.comparison_table import duration
 from qconv.runs.read_runs import find_runs
-from qconv.runs.run_groups import compare
+from qconv.runs.run_groups import compare, short_value, telling
 
 
 def write(folder: Path, accuracy: float | None = None, **changed: Any) -> Path:
@@ -120,6 +120,10 @@ GROUPS: dict[str, Any] = {
         ],
         *([[0, 1], [2]], "data", ["Prepared(root=/flowers/images)", "Prepared(root=/birds/images)"]),
     ),
+    "of a part only the arguments that differ": (
+        [{"data": made_of("Digits", batch_size=64, shift=n)} for n in (1, 2)],
+        *([[0], [1]], "data", ["Digits(shift=1)", "Digits(shift=2)"]),
+    ),
     "the seed of the data alone": ([{"data": made_of("Digits", seed=seed)} for seed in (1, 2)], [[0], [1]], "", []),
     "of one split": ([{"data": made_of("Digits", seed=1), "seed": seed} for seed in (1, 2, 3)], [[0, 1, 2]], "", []),
     "keys that earlier versions lacked": (
@@ -144,6 +148,7 @@ def test_what_is_another_row(kind: str, tmp_path: Path) -> None:
     if values:
         assert [group.differs[column] for group in groups] == values
     if kind == "single values have columns":
+        assert telling(groups) == {"scheme": "scheme", "optimizer.lr": "lr"}
         assert groups[0].differs == {"scheme": "bnn", "optimizer.lr": "0.1"}
         assert common == {"data": "Digits(batch_size=64)", "model": "small_cnn(width=8)"}
 
@@ -182,3 +187,16 @@ def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_durations() -> None:
     shown = {7.25: "7.2 s", 59.99: "60.0 s", 60: "1:00 min", 75: "1:15 min", 3599: "59:59 min", 3600: "1:00 h"}
     assert {value: duration(value) for value in shown} == shown
+
+
+def test_the_fewest_columns_that_tell_runs_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index, lr in enumerate((0.1, 0.2, 0.3)):
+        path = f"torch.optim.{'SGD' if index else 'Adam'}"
+        optimizer = {"lr": lr, "weight_decay": lr / 100, "optimizer": {"path": path}, "nesterov": bool(index)}
+        write(tmp_path / str(index), 0.9, optimizer=optimizer)
+    groups = compare(find_runs([tmp_path])[0])[0]
+    assert telling(groups) == {"scheme": "scheme", "optimizer.lr": "lr"}
+    assert [group.name(telling(groups)) for group in groups] == [f"bnn 1/1, lr={lr}" for lr in (0.1, 0.2, 0.3)]
+    assert short_value("optimizer.optimizer.path", "torch.optim.SGD") == "SGD"
+    assert main(["compare", str(tmp_path)]) == 0
+    assert "these differ, too (--csv writes them): optimizer.nesterov, optimizer.op" in capsys.readouterr().out

@@ -11,11 +11,13 @@ import pytest
 import torch
 from pytorch_lightning.accelerators import CPUAccelerator, CUDAAccelerator
 from torch import nn
+from torch._inductor import config as inductor
+from torch._inductor.cpp_builder import cpp_compiler_search
 
 import qconv
 from qconv import models, schemes
 from qconv.training.classifier import Classifier
-from qconv.training.compilation import blocks, compile_, starts
+from qconv.training.compilation import blocks, chosen_mode, compile_, starts
 
 LAYERWISE = schemes.layerwise(schemes.reactnet())
 
@@ -50,6 +52,45 @@ def names(model: nn.Module, scheme: schemes.Scheme, skip: tuple[str, ...] = ()) 
     qconv.convert(model, scheme, skip=skip)
     of = {module: name for name, module in model.named_modules()}
     return [of[block] for block in blocks(model)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "scheme", "count", "mode", "told"),
+    [
+        (
+            "auto",
+            schemes.bwn(),
+            14_999,
+            False,
+            "compile: auto, off, because 14,999 images in all epochs are few for 1",
+        ),
+        ("auto", schemes.bwn(), 15_000, True, ""),
+        (
+            "auto",
+            LAYERWISE,
+            100_000,
+            False,
+            "compile: auto, off, because 100,000 images in all epochs are few for ",
+        ),
+        ("auto", LAYERWISE, None, True, ""),
+        ("reduce-overhead", LAYERWISE, 1, "reduce-overhead", ""),
+        (False, LAYERWISE, None, False, ""),
+    ],
+    ids=str,
+)
+def test_a_network_is_compiled_where_it_pays_and_can_be(
+    asked: Any, scheme: schemes.Scheme, count: int | None, mode: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = qconv.convert(resnet(), scheme, skip=())
+    found, note = chosen_mode(asked, model, count)
+    assert (found, note[: len(told)]) == (mode, told)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cpp_compiler_search.cache_clear()
+    with inductor.patch({"cpp.cxx": ("/nowhere/g++",)}):
+        found, note = chosen_mode(asked, model, count)
+    cpp_compiler_search.cache_clear()
+    assert found is False
+    assert note.startswith(told or ("compile: off, because there is no C++ compiler" if asked else ""))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11 looks at it
@@ -148,7 +189,7 @@ def test_modes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         asked.clear()
     for wrong in ("fast", "true", 1, None):
         with pytest.raises(
-            ValueError, match=rf"compile \(={wrong!r}\) must be true, false, or a mode of torch.compile"
+            ValueError, match=rf"compile \(={wrong!r}\) must be true, false, auto, or a mode of torch.compile"
         ):
             Classifier(nn.Identity(), cast(Any, None), compile=cast(Any, wrong))
     images = torch.randn(2, 3, 4, 4, device=device)

@@ -235,6 +235,11 @@ def test_words_on_top(one: Path) -> None:
     assert cfg.callbacks.checkpoints.folder == f"{one}/checkpoints"
     cfg = stored_config(one, ["run_dir=elsewhere"], configs())
     assert (cfg.run_dir, cfg.callbacks.history.folder) == ("elsewhere", "elsewhere")
+    old = OmegaConf.load(one / "config.yaml")
+    del old.lean, old.report  # of before these keys were there  # pyright: ignore[reportAttributeAccessIssue]
+    OmegaConf.save(old, one / "config.yaml")
+    cfg = stored_config(one, ["report=false"], configs())
+    assert (cfg.lean, cfg.report) == ("auto", False)
 
 
 def test_another_machine_leaves_how_a_run_trains(one: Path) -> None:

@@ -387,18 +387,23 @@ def test_cifar_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_class_folders_without_pictures_are_named(tmp_path: Path) -> None:
-    """Those one level deeper, which torchvision's ImageFolder finds, are no images of a class."""
+    """And nested folders, which are read as by torchvision's ImageFolder, and images beside the classes."""
     draw_tree(tmp_path, {"train": 1, "test": 1}, names=("cat", "dog", "fox/red"))
-    (tmp_path / "train/cat/more").mkdir()
+    (tmp_path / "train/hen/more").mkdir(parents=True)
+    noise(1).save(tmp_path / "train/loose.png")
     for hidden in ("train/.ipynb_checkpoints", "train/.thumbnails", ".git", "valid"):
         (tmp_path / hidden).mkdir()
         noise(1).save(tmp_path / hidden / "cat-checkpoint.png")
     found = scan(tmp_path)
-    assert found.classes == ["cat", "dog"]
+    assert found.classes == ["cat", "dog", "fox"]
+    assert [path.relative_to(tmp_path).as_posix() for path, label in found.splits["train"] if label == 2] == [
+        "train/fox/red/0.png"
+    ]
     assert found.told == (
         "left out: valid; splits are train, val, test",
-        "no images in train/fox, which is no class",
-        "left out: 3 nested folders (only <class>/* is read)",
+        "no images in train/hen, which is no class",
+        f"images in nested folders are read, too: {tmp_path}/test/fox/red, {tmp_path}/train/fox/red",
+        f"left out: {tmp_path}/train/loose.png, beside the folders of classes",
     )
 
 

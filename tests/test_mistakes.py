@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from qconv.cli import train_as
 from qconv.cli.configs import folder
 from qconv.cli.messages import message
-from qconv.cli.mistakes import check_direction, check_flags, check_given, check_types
+from qconv.cli.mistakes import check_direction, check_flags, check_given, check_types, leave_out
 
 
 def composed(words: list[str], check: bool = True) -> DictConfig:
@@ -28,6 +28,8 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["modle=resnet20"], "the config has no modle: did you mean model?"),
         (["lr=0.1"], "the config has no lr: did you mean optimizer.lr?"),
         (["epochs=5"], "the config has no epochs: did you mean trainer.max_epochs?"),
+        (["learning_rate=5"], "the config has no learning_rate: did you mean optimizer.lr?"),
+        (["optimizer=sgd", "weight_decay=5"], "the config has no weight_decay: did you mean optimizer.weight_decay?"),
         (["ckpt_path=last"], "the config has no ckpt_path: resume=RUN continues a run"),
         (["optimizer.lrr=0.1"], "optimizer has no lrr: did you mean optimizer.lr?; +optimizer.lrr=… adds a key"),
         (["scheme=lsq", "scheme.weight_bit=3"], "scheme (qconv.schemes.lsq) has no weight_bit: did you mean scheme.w"),
@@ -62,8 +64,8 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["trainer.max_epochs=null"], "trainer.max_epochs (=null) must be a number, as its default 20"),
         (["trainer.max_epochs=2.5"], "trainer.max_epochs (=2.5) must be a whole number, as its default 20"),
         (["data.batch_size=1e2"], "data.batch_size (=100.0) must be a whole number, as its default 64"),
-        (["compile=null"], "compile (=None) must be true, false, or a mode of torch.compile: default, reduce-overhead"),
-        (["compile=perhaps"], "compile (='perhaps') must be true, false, or a mode of torch.compile: default, reduce"),
+        (["compile=null"], "compile (=None) must be true, false, auto, or a mode of torch.compile: default, reduce"),
+        (["compile=perhaps"], "compile (='perhaps') must be true, false, auto, or a mode of torch.compile: default,"),
         (["scheduler=null"], "a group of the config can't be null: name one of its files, such as scheduler=constant"),
         (["scheme=lsq", "scheme.weight_bits=four"], "scheme.weight_bits (=four) must be a number, as its default 4"),
     ],
@@ -140,3 +142,21 @@ def test_flags_that_nobody_has() -> None:
 def test_what_an_evaluation_does_not_need(word: str) -> None:
     cfg = composed(["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", word])
     assert cfg.scheme.weight_bits == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model=small_cnn"], []),
+        (["model=small_cnn", "experiment=digits_resnet20_bwn"], ["model: ignored shortcut, activation, which qconv."]),
+        (["model._target_=torchvision.models.resnet18"], ["model: ignored width, which torchvision.models.resnet18"]),
+        (["model._target_=torchvision.models.resnet18", "model.width=3"], []),  # which the function refuses
+        (["scheme._target_=qconv.schemes.lsq"], ["scheme: ignored "]),
+        (["optimizer=sgd", "optimizer.lr=1"], []),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_function_are_left_out(words: list[str], told: list[str]) -> None:
+    found = leave_out(composed(words), words)
+    assert len(found) == len(told)
+    assert all(line.startswith(start) for line, start in zip(found, told, strict=True))

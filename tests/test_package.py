@@ -10,8 +10,10 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import torch
 
 import qconv
+from qconv.cli import main
 from qconv.ground.extras import MODULES
 
 ROOT = Path(qconv.__file__).parent
@@ -52,7 +54,8 @@ ROOMS = {
         *("layers", "lean", "loop", "models", "optim", "packed", "quantizers", "runs", "scheme", "summary"),
     },
     "cli": {
-        *("bench", "convert", "data", "export", "ground", "images", "inference", "layers", "onnx", "packed", "runs"),
+        *("bench", "convert", "data", "export", "ground", "images", "inference"),
+        *("kernels", "layers", "onnx", "packed", "runs"),
         *("schemes", "summary", "training", "zoo"),
     },
 }
@@ -131,6 +134,18 @@ print([type(each).__name__ for each in functions], qconv.summary is qconv.summar
     assert in_a_new_process(code) == f"[]\n{['function'] * 3} True\n"
 
 
+def test_the_first_names(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = re.findall(r"^- .*: (.*)$", qconv.__doc__ or "", re.MULTILINE)
+    names = re.findall(r"`(\w+)`", " ".join(lines))
+    assert len(names) == 15
+    assert {*names} <= {*dir(qconv)}
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    shown = capsys.readouterr().out
+    assert f"torch {torch.__version__.partition('+')[0]}" in shown
+    assert re.search(r"Lightning \d.*\nC kernels: (portable|avx2|avx512|neon|not installed)\ndevice: ", shown)
+
+
 def in_a_new_process(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -140,7 +155,7 @@ HEAVY = "torch", "numpy", "hydra", "pydantic", "rich", "pytorch_lightning"
 
 def test_the_program_answers_without_torch() -> None:
     needs = {
-        **dict.fromkeys(("--help", "--version", "trian", "predict --tpo 3", "bench train-step --help"), ""),
+        **dict.fromkeys(("--help", "trian", "predict --tpo 3", "bench train-step --help"), ""),
         **dict.fromkeys(("export --help", "train --help"), ""),
         **dict.fromkeys(("train modle=resnet20", "train --helpp", "train --cfg job"), "hydra"),
         "zoo": "pydantic",

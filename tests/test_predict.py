@@ -74,6 +74,11 @@ def test_classes_and_probabilities(picture: Path, tmp_path: Path, capsys: pytest
     assert found["picture"] == str(picture)
     (guess,) = found["classes"]
     assert guess == {"label": order[0], "probability": pytest.approx(expected[order[0]])}
+    packed(tmp_path / "model.safetensors", network=None)  # of a network that is not in qconv.models
+    config = {"model": {"_target_": "qconv.models.small_cnn", "width": 8}, "data": {}, "scheme": {}, "trainer": {}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))  # of before weight_init was there
+    assert main(["predict", str(tmp_path), str(picture)]) == 0
+    assert capsys.readouterr().out.startswith(f"{picture}  ")
 
 
 def test_forms_of_a_file_agree_on_pictures_alone(
@@ -179,6 +184,9 @@ def test_broken_pictures_are_named_and_the_others_are_not_lost(
         ("summary model picture.png", "unrecognized arguments: picture.png"),
         ("export {folder}/model --to onnx", "name image files after {folder}/model, such as {folder}/model *.jpg"),
         ("export {folder}/model --to packed", "{folder}/model must be the folder of a run"),
+        ("export nodir --to onnx", "packed model nodir: there is no such file, run or network of the zoo"),
+        ("export no/dir --to packed", "no/dir is not the folder of a run, a packed file or a network of the zoo"),
+        ("export {folder}/none.qcv --to packed", "packed model {folder}/none.qcv: there is no such file"),
         ("export {folder} --to packed", "{folder} is not the folder of a run: there is no config.yaml"),
         ("export {folder} --to onnx", "{folder} is not the folder of a run"),
         (

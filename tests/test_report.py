@@ -25,8 +25,8 @@ from qconv.training.finished import FinishedRun
 from qconv.training.report import leave
 from qconv.training.report.classes import class_rows, confusion, interval, worst_pairs
 from qconv.training.report.figures import trend
-from qconv.training.report.gather import Report, gather
-from qconv.training.report.page import render, whole_percent
+from qconv.training.report.gather import Report, gather, network_of, predict
+from qconv.training.report.page import pace, render, whole_percent
 from qconv.training.report.predictions import MISTAKES, SIDE, Predictions
 
 RUN = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2")
@@ -87,6 +87,7 @@ def test_the_page_of_a_run(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert f"{100 * result['test_accuracy']:.2f} %" in page.texts[""]
     assert f"{100 * result['test_accuracy']:.2f} %" in page.texts["curves"]
     for section, words in {
+        "": ("guessing finds 10.00 %, always ", " float"),
         "trained": ("blocks.1.conv", "bnn()", "1/1", "BatchNorm2d"),
         "classes": ("precision", "least accurate first"),
         "diagnostics": ("blocks.2.conv", "never changed"),
@@ -116,6 +117,9 @@ def test_the_page_of_a_run(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_the_decisions_are_those_of_the_network(run: Path, report: Report) -> None:
     finished = FinishedRun(run)
+    predict(finished, network_of(finished))  # which reads the images first, as for a run without report=true
+    data: Any = finished.data
+    assert not any(tensor.is_inference() for split in data.splits.values() for tensor in split)
     images, labels = map(torch.cat, zip(*finished.batches("test"), strict=True))  # in their order
     with torch.no_grad():
         shares = finished.trained()(images).softmax(1)
@@ -330,3 +334,8 @@ def test_in_a_browser(run: Path, report: Report, tmp_path: Path) -> None:
             assert min(each["heights"].values()) > 80
             assert (each["broken"], each["small"], each["drawn"]) == (0, 0, 3)
         assert math.fsum(narrow["heights"].values()) > math.fsum(broad["heights"].values())
+
+
+@pytest.mark.parametrize(("speed", "said"), [(2.5, "2.5 times as fast"), (0.4, "2.5 times slower")])
+def test_speeds_are_said_in_words(speed: float, said: str) -> None:
+    assert pace(speed) == said

@@ -75,7 +75,6 @@ def test_every_operation(target: str, kinds: int, groups: int, tmp_path: Path) -
 TERNARY = Scheme(input=schemes.lsq(2, 2).input, weight=schemes.twn().weight)
 MADE: dict[str, Callable[[], torch.nn.Module]] = {
     **{name: lambda name=name: network(name) for name in NETWORKS if name not in ("float", "bireal")},
-    "ternary": lambda: trained(NETWORKS["lsq44"][0](), TERNARY, torch.randn(8, 3, 16, 16)),
     "lsq33": lambda: trained(NETWORKS["lsq44"][0](), schemes.lsq(3, 3), torch.randn(8, 3, 16, 16)),
     "ternary": lambda: trained(
         NETWORKS["lsq44"][0](),

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf, read_write
 from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -23,6 +24,7 @@ from torch._dynamo.utils import counters
 
 import qconv
 from qconv.cli import main as cli, train as program
+from qconv.cli.first_run import claim
 from qconv.cli.sweep import SweepTable, read_runs
 from qconv.data import DigitsDataModule
 from qconv.data.digits import split_digits
@@ -510,7 +512,11 @@ EARLY = [  # before the run has a folder
     ("scheme.padding_value=2", "padding_value (=2) must be 0, +1 or -1"),
     ("model.width=0", "width (=0) must be at least 1"),
     ("model.widht=3", "widht"),
-    ("model._target_=torchvision.models.resnet18", "is called with in_channels, num_classes, width"),
+    ("model._target_=torchvision.models.resnet18", "is called with in_channels, num_classes: "),
+    (
+        "model=torchvision_model model.name=resnet19",
+        "name (='resnet19') must be a network of torchvision (nearest: resnet1",
+    ),
     ("data.batch_size=0", "batch_size (=0) must be at least 1"),
     ("skip=[first,nonsense]", "nonsense"),
     ("first_last=w9", "first_last (='w9') must be one of 'float', 'w8', 'w8a8', or a qconv.Scheme"),
@@ -552,6 +558,20 @@ def test_values_that_make_no_run(words: str, said: str, fails: Callable[..., str
 
 def written(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and ".hydra" not in path.parts]
+
+
+def test_folders_of_the_same_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def claimed(words: list[str]) -> str:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            cfg = compose("config", return_hydra_config=True)
+        with read_write(cfg.hydra):
+            cfg.hydra.run.dir, cfg.hydra.overrides.hydra = f"{tmp_path}/12-00-00", words
+        return claim(cfg, "run").name
+
+    assert [claimed([]) for _ in range(3)] == ["12-00-00", "12-00-00-2", "12-00-00-3"]
+    assert claimed([f"hydra.run.dir={tmp_path}/12-00-00"]) == "12-00-00"
+    monkeypatch.setenv("RANK", "1")  # a process beside that one
+    assert claimed([]) == "12-00-00"
 
 
 def test_the_whole_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="qconv",
         description="Train, run, measure and ship quantized convolutional networks.",
     )
-    parser.add_argument("--version", action="version", version=f"qconv {__version__}")
+    parser.add_argument("--version", action=Version, nargs=0, help="show versions, kernels and device, and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser("train", help="train a network; its options: qconv train --help")
     for command in (evaluate, compare, predict, report, summary, verify, export, data, bench, zoo):
@@ -52,6 +52,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"qconv: error: {error}", file=sys.stderr)
         return 1
+
+
+class Version(argparse.Action):
+    """Prints what a report of a fault needs."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        from ..ground.environment import machine, versions
+        from ..kernels.native import INSTRUCTION_SETS, instruction_sets, number_of
+
+        installed, here = versions(), machine()
+        shown = {"Python": "python", "torch": "torch", "Lightning": "pytorch-lightning"}
+        print(f"qconv {__version__}")
+        print(", ".join(f"{name} {installed.get(package, 'not installed')}" for name, package in shown.items()))
+        print(f"C kernels: {INSTRUCTION_SETS[number_of(None)] if instruction_sets() else 'not installed'}")
+        print(f"device: {here['gpu'] or 'CPU'} ({here['cpu']}, {here['threads']} threads)")
+        parser.exit()
 
 
 READER_GONE = 1

@@ -26,17 +26,20 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the table; return 1 if there is no finished run."""
     from ..ground.table import Column, lines, screen_width, write_csv
-    from ..runs.comparison_table import HEADS, cells, csv_rows, markdown
+    from ..runs.comparison_table import HEADS, cells, csv_rows, markdown, settings
     from ..runs.read_runs import find_runs
-    from ..runs.run_groups import compare
+    from ..runs.run_groups import compare, telling
 
     runs, others = find_runs(options.places)
     groups, common, left_out = compare(runs)
     if groups:
         title = ", on ".join(common.values())
-        columns = [*map(Column, groups[0].differs), *(Column(head, is_right=True) for head in HEADS)]
-        rows = [(*group.differs.values(), *cells(group)) for group in groups]
-        print("\n".join([title, "", *lines(rows, columns, screen_width())]))
+        heads = telling(groups)
+        columns = [*map(Column, heads.values()), *(Column(head, is_right=True) for head in HEADS)]
+        rows = [(*settings(group, heads), *cells(group)) for group in groups]
+        print("\n".join([*([title, ""] if title else []), *lines(rows, columns, screen_width())]))
+        if more := [key for key in groups[0].differs if key not in heads]:
+            print(f"\nthese differ, too (--csv writes them): {', '.join(more)}")
     others += [(each.folder, "replaced by a newer run with the same settings and seed") for each in left_out]
     if others:
         print("\nleft out:", file=sys.stderr)

@@ -2,17 +2,13 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-PACKAGE = Path(__file__).resolve().parent.parent
+from ..runs.run_files import PACKAGE, config_folder
+
+folder = config_folder
+
 SCHEMES = "qconv.schemes"
-
-
-def folder() -> Path:
-    """The folder of the configs: a wheel has it inside the package, a checkout at the top level."""
-    inside = PACKAGE / "configs"
-    return inside if inside.is_dir() else PACKAGE.parent / "configs"
 
 
 def store_schemes() -> None:

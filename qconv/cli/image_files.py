@@ -1,7 +1,6 @@
 """The image files named on a command line: files, folders, and patterns that the shell did not expand."""
 
 import glob
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,22 +26,10 @@ def _of_word(word: str) -> Iterator[str]:
 
 
 def _of_folder(folder: Path) -> list[str]:
-    from ..images import readable_suffixes
+    from ..images import files_below, readable_suffixes
 
     suffixes = readable_suffixes()
-    files = sorted(path for path in _seen(folder) if path.suffix.lower() in suffixes and path.is_file())
+    files = sorted(path for path in files_below(folder) if path.suffix.lower() in suffixes and path.is_file())
     if not files:
         raise ValueError(f"{folder} holds no images: no file ends in .jpg, .png or another ending of an image")
     return [str(path) for path in files]
-
-
-def _seen(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and its subfolders, as training does: following links, without hidden files."""
-    visited: set[str] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in visited:
-            folders.clear()
-            continue
-        visited.add(real)
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        yield from (Path(place, name) for name in names if name[0] != ".")

@@ -80,8 +80,11 @@ def lightning_errors() -> Iterator[None]:
 
 MEANT = {
     "ckpt_path": "resume=RUN continues a run, and resume=auto the one in run_dir if there is one",
-    "epochs": "did you mean trainer.max_epochs?",
+    **dict.fromkeys(("epochs", "epoch"), "did you mean trainer.max_epochs?"),
     "batch": "did you mean data.batch_size?",
+    "learning_rate": "did you mean optimizer.lr?",
+    "device": "did you mean trainer=gpu or trainer=cpu?",
+    "image_size": "did you mean data.image_size, which data=image_folder has?",
 }
 """Keys that other programs have, and what to write instead."""
 
@@ -136,7 +139,7 @@ def _unknown_key(error: BaseException) -> str | None:
     whole = re.search(r"Could not override '([^']+)'", str(error))
     below = whole[1].removeprefix(key) if whole is not None and whole[1].startswith(f"{key}.") else ""
     known = [str(each) for each in node if each != "hydra" and not str(each).startswith("_")]
-    near = difflib.get_close_matches(name, known, n=1) or _below(node, name)
+    near = _below(node, name) or difflib.get_close_matches(name, known, n=1)
     if not parents and name in MEANT:
         hint = MEANT[name]
     elif near:

@@ -114,10 +114,11 @@ def _chooses(key: str, loader: ConfigLoader) -> bool:
 
 
 def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Remove arguments from `cfg` that a new function in ``_target_`` does not take.
+    """Remove arguments from `cfg` that are left of another function than the one that is called.
 
-    ``scheme._target_=my_methods.coarse`` keeps the arguments of the former scheme. Arguments that the new function does
-    not take are removed, unless the command line names them.
+    ``scheme._target_=my_methods.coarse`` keeps the arguments of the former scheme, and ``model=small_cnn`` those of an
+    experiment's network. Arguments that the function does not take are removed, unless the command line names them. If
+    a network's function takes any, those of the former one are removed, too.
 
     Args:
         cfg: the composed config, which is changed.
@@ -132,15 +133,18 @@ def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     named = {each.key_or_group for each in parsed}
     told = []
-    for key in sorted(key for key in named if key.endswith("._target_")):
-        node, place = OmegaConf.select(cfg, key.removesuffix("._target_")), key.removesuffix("._target_")
-        taken = _arguments(node["_target_"]) if isinstance(node, DictConfig) else None
-        if place == "optimizer" and taken is not None and "params" in taken:
+    for place in sorted({key.removesuffix("._target_") for key in named}):
+        node = OmegaConf.select(cfg, place)
+        if not isinstance(node, DictConfig) or "_target_" not in node:
+            continue
+        is_new, target = f"{place}._target_" in named, node["_target_"]
+        taken, takes_any = _arguments(target)
+        if is_new and place == "optimizer" and "params" in taken:
             raise ValueError(
-                f"{key} (={node['_target_']}) is an optimizer, which needs the network's parameters: write "
-                f"optimizer.optimizer.path={node['_target_']}"
+                f"{place}._target_ (={target}) is an optimizer, which needs the network's parameters: write "
+                f"optimizer.optimizer.path={target}"
             )
-        if taken is None:
+        if takes_any and not (is_new and place == "model"):
             continue
         others = [str(name) for name in node if not str(name).startswith("_") and name not in taken]
         others = [name for name in others if not any(f"{each}.".startswith(f"{place}.{name}.") for each in named)]
@@ -148,17 +152,17 @@ def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
             for name in others:
                 del node[name]
         if others:
-            told.append(f"{place}: ignored {', '.join(others)} of the default, which {node['_target_']} does not take")
+            told.append(f"{place}: ignored {', '.join(others)}, which {target} does not take")
     return told
 
 
-def _arguments(target: str) -> set[str] | None:
-    """Return the names of a function's arguments; None if it takes any, or has no signature."""
+def _arguments(target: str) -> tuple[set[str], bool]:
+    """Return the names of a function's arguments, and whether it takes any others, or has no signature."""
     try:
         parameters = inspect.signature(_locate(target)).parameters.values()
     except (HydraException, ValueError, TypeError, ImportError):  # which is said where it is called
-        return None
-    return None if any(each.kind == each.VAR_KEYWORD for each in parameters) else {each.name for each in parameters}
+        return set(), True
+    return {each.name for each in parameters}, any(each.kind == each.VAR_KEYWORD for each in parameters)
 
 
 def _rule(default: Any, value: Any) -> str | None:

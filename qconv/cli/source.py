@@ -23,7 +23,15 @@ class Source:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
-        self.is_run = self.path.is_dir()
+
+    @cached_property
+    def is_run(self) -> bool:
+        """Whether MODEL is a folder; a ValueError says that there is neither a folder nor a file."""
+        if self.path.is_dir():
+            return True
+        if not self.packed_file.exists():
+            raise ValueError(f"packed model {self.path}: there is no such file")
+        return False
 
     @property
     def packed_file(self) -> Path:
@@ -37,7 +45,15 @@ class Source:
         """The model of the packed file."""
         from ..zoo.predict import Predictor
 
-        return Predictor(self.packed_file)
+        return Predictor(self.packed_file, self.unnamed_network)
+
+    @property
+    def unnamed_network(self) -> "nn.Module | None":
+        """The float network that the run's config names, if its packed file does not name it."""
+        from ..packed import read_header
+
+        named = not self.is_run or read_header(self.packed_file).network is not None
+        return None if named else self.run.network()
 
     @cached_property
     def run(self) -> "FinishedRun":

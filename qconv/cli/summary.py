@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     from ..summary.terminal import screen_text
 
     file = options.model.packed_file
-    model, _, pictures = load_for_pictures(file)
+    model, _, pictures = load_for_pictures(file, options.model.unnamed_network)
     table = summarize(model, pictures.size)
     of_rows = sum(row.packed_bytes for row in table.rows)
     table = replace(table, header_bytes=Path(file).stat().st_size - of_rows)  # with its descriptions

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..images import HEIF_REMEDY, HEIF_SUFFIXES, readable_suffixes
+from ..images import HEIF_REMEDY, HEIF_SUFFIXES, files_below, readable_suffixes
 
 NO_PICTURES = ("thumbs.db", "desktop.ini")
 """What operating systems leave beside images."""
@@ -14,7 +14,10 @@ WITHIN = "images"
 
 
 def by_class(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Return the images of each class in a folder of classes, in order, and the folders in which they are."""
+    """Return the images of each class in a folder of classes, in order, and the folders in which they are.
+
+    Those in nested folders are read, too, unless all are there: then classes may lie deeper.
+    """
     folders = sorted(path for path in folder.iterdir() if is_seen(path))
     lines = folder / f"{folder.name}_annotations.txt"
     found: dict[str, list[Path]] = {}
@@ -31,8 +34,9 @@ def by_class(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
             )
         return dict(sorted(found.items())), []
     places = [_place(each) for each in folders]
+    read = pictures_below if any(map(pictures_in, places)) else pictures_in
     for each, place in zip(folders, places, strict=True):
-        found.setdefault(unicodedata.normalize("NFC", each.name), []).extend(pictures_in(place))
+        found.setdefault(unicodedata.normalize("NFC", each.name), []).extend(read(place))
     return dict(sorted(found.items())), places
 
 
@@ -79,26 +83,32 @@ def pictures_in(folder: Path) -> list[Path]:
     )
 
 
-def left_out(folders: Sequence[Path]) -> tuple[str, ...]:
-    """Count the other files in these folders, by suffix, and the folders; say what would make HEIC readable."""
+def pictures_below(folder: Path) -> list[Path]:
+    """The files of a folder and its subfolders that should be images, in order."""
     suffixes = readable_suffixes()
-    others = [
-        path
-        for folder in folders
-        if folder.is_dir()
-        for path in folder.iterdir()
-        if path.suffix.lower() not in suffixes
-        if not path.name.startswith(".") and path.name.lower() not in NO_PICTURES
-    ]
-    if not others:
-        return ()
-    kinds = Counter(path.suffix.lower() or "without a suffix" for path in others if path.is_file())
-    within = sum(path.is_dir() for path in others)
-    parts = [f"{within} nested folder{'s' * (within > 1)} (only <class>/* is read)"] if within else []
-    for kind, count in kinds.most_common():
+    return sorted({*pictures_in(folder), *(path for path in files_below(folder) if path.suffix.lower() in suffixes)})
+
+
+def left_out(folders: Sequence[Path], tops: Sequence[Path]) -> tuple[str, ...]:
+    """Say which nested folders are read, which images are beside the folders of classes, and count the other files.
+
+    Args:
+        folders: those with the images of a class.
+        tops: those with the folders of classes.
+    """
+    suffixes = readable_suffixes()
+    files = [path for folder in folders if folder.is_dir() for path in files_below(folder)]
+    within = {path.parent: None for path in files if path.suffix.lower() in suffixes and path.parent not in folders}
+    told = [f"images in nested folders are read, too: {some(sorted(map(str, within)))}"] if within else []
+    loose = [str(path) for top in tops for path in pictures_in(top) if path.is_file()]
+    if loose:
+        told.append(f"left out: {some(loose)}, beside the folders of classes")
+    others = [path for path in files if path.suffix.lower() not in suffixes and path.name.lower() not in NO_PICTURES]
+    parts = []
+    for kind, count in Counter(path.suffix.lower() or "without a suffix" for path in others).most_common():
         remedy = f" ({HEIF_REMEDY} to read them)" if kind in HEIF_SUFFIXES else ""
         parts.append(f"{count} {kind}{remedy}")
-    return (f"left out: {', '.join(parts)}",)
+    return (*told, f"left out: {', '.join(parts)}") if parts else tuple(told)
 
 
 def some(names: Sequence[str], most: int = 5) -> str:

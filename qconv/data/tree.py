@@ -106,7 +106,8 @@ def scan(
     told = () if not others else (f"left out: {some(others)}; splits are {', '.join(SPLITS)}",)
     told += (f"left out: {no_names(unnamed)}",) if unnamed else ()
     told += no_class([f"train/{name}" for name in files["train"] if name not in classes])
-    return Tree(classes, listed, (*told, *left_out([place for name in names for place in read[name][1]])))
+    places = [place for name in names for place in read[name][1]]
+    return Tree(classes, listed, (*told, *left_out(places, [root, *(root / name for name in names)])))
 
 
 def _without_splits(
@@ -141,7 +142,7 @@ def _without_splits(
         told += f"; not of {some(alone)}, with a single image"
     for words in no_class([name for name in files if name not in classes]):
         told += f"; {words}"
-    return Tree(classes, splits, (told, *left_out(class_folders)))
+    return Tree(classes, splits, (told, *left_out(class_folders, [root])))
 
 
 def _drawn(seed: int, label: str, name: str) -> bytes:

@@ -19,6 +19,7 @@ MODULES = {
     "litert": ("ai_edge_litert", "flatbuffers"),
     "hub": ("huggingface_hub",),
     "shards": ("webdataset",),
+    "timm": ("timm",),
     "heic": ("pillow_heif",),
 }
 

@@ -2,6 +2,11 @@
 
 from .activations import LearnedBias as LearnedBias, Maxout as Maxout, RPReLU as RPReLU
 from .birealnet import BiRealNet as BiRealNet, birealnet18 as birealnet18, birealnet34 as birealnet34
+from .by_name import (
+    timm_model as timm_model,
+    torchvision_model as torchvision_model,
+    torchvision_resnet as torchvision_resnet,
+)
 from .initial import he_normal_ as he_normal_
 from .quicknet import (
     QuickNet as QuickNet,
@@ -20,5 +25,4 @@ from .resnet import (
 )
 from .small_cnn import SmallCNN as SmallCNN, small_cnn as small_cnn
 from .torchvision_mobilenet import torchvision_mobilenet_v2 as torchvision_mobilenet_v2
-from .torchvision_resnet import torchvision_resnet as torchvision_resnet
 from .vgg import VGG as VGG, vgg7 as vgg7, vgg_small as vgg_small

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from ..ground.checks import check_at_least_one, check_flags, check_numbers
+from .by_name import with_channels
 
 BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 """The paper's t, c, n and s: expansion, output channels, number of blocks, and stride of the first one."""
@@ -39,10 +40,6 @@ def torchvision_mobilenet_v2(
 
     blocks = [[t, c, n, 1 if small_pictures and c == 24 else s] for t, c, n, s in BLOCKS]
     model: Any = models.mobilenet_v2(num_classes=num_classes, width_mult=width, inverted_residual_setting=blocks)
-    stem = model.features[0][0]
     if small_pictures:
-        stem.stride = (1, 1)
-    if in_channels != 3:
-        model.features[0][0] = nn.Conv2d(in_channels, stem.out_channels, 3, stem.stride, 1, bias=False)
-        nn.init.kaiming_normal_(model.features[0][0].weight, mode="fan_out")
-    return model
+        model.features[0][0].stride = (1, 1)
+    return with_channels(model, in_channels)

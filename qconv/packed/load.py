@@ -60,13 +60,15 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) ->
     return _load(path, model)[0]
 
 
-def load_for_pictures(path: str | os.PathLike[str]) -> tuple[nn.Module, Header, Pictures]:
-    """Return the model of a file that names its network and describes its input, and the header.
+def load_for_pictures(
+    path: str | os.PathLike[str], model: nn.Module | None = None
+) -> tuple[nn.Module, Header, Pictures]:
+    """Return the model of a file that describes its input, and the header.
 
     Raises:
-        PackedFileError: as for `load_packed`, or a file without these descriptions.
+        PackedFileError: as for `load_packed`, or a file without this description.
     """
-    model, header = _load(path, None)
+    model, header = _load(path, model)
     if header.pictures is None:
         raise PackedFileError(
             f"packed model {path}: it does not describe its images: pack it with save_packed(…, pictures=…)"

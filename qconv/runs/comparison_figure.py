@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..ground.files import atomic_file
-from .run_groups import Group
+from .run_groups import Group, telling
 
 DOT, SEED, GREY = "#4c72b0", "#9db4d6", "#6b6b6b"
 LABEL = 34  # characters in a line
@@ -17,7 +17,8 @@ def draw(groups: Sequence[Group], path: Path, title: str = "") -> None:
     from matplotlib.figure import Figure
 
     ordered = sorted(groups, key=lambda group: group.mean("test_accuracy"))
-    labels = ["\n".join(textwrap.wrap(group.name, LABEL)) for group in ordered]
+    heads = telling(groups)
+    labels = ["\n".join(textwrap.wrap(group.name(heads), LABEL)) for group in ordered]
     lines = sum(label.count("\n") + 1 for label in labels)
     figure = Figure(figsize=(8, 1.3 + 0.26 * max(lines, 1.6 * len(ordered))), dpi=150, layout="constrained")
     canvas, axes = FigureCanvasAgg(figure), figure.subplots()

@@ -1,9 +1,9 @@
 """The comparison as a table: on the screen, as Markdown, and as CSV."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .run_groups import Group
+from .run_groups import Group, short_value, telling
 
 HEADS = ("test %", "val. %", "seeds", "bits w/in", "bytes", "time", "epochs")
 
@@ -19,6 +19,11 @@ def cells(group: Group) -> tuple[str, ...]:
         duration(group.mean("seconds")),
         between(group.values("epochs")),
     )
+
+
+def settings(group: Group, columns: Iterable[str]) -> list[str]:
+    """The settings of a group by which it differs from others."""
+    return [short_value(key, group.differs[key]) for key in columns]
 
 
 def spread(group: Group, figure: str) -> str:
@@ -43,9 +48,10 @@ def between(values: Sequence[float]) -> str:
 
 def markdown(groups: Sequence[Group]) -> str:
     """Return the table as Markdown."""
-    heads = (*groups[0].differs, *HEADS)
-    rule = ["---"] * len(groups[0].differs) + ["---:"] * len(HEADS)
-    rows = [heads, rule, *((*group.differs.values(), *cells(group)) for group in groups)]
+    columns = telling(groups)
+    heads = (*columns.values(), *HEADS)
+    rule = ["---"] * len(columns) + ["---:"] * len(HEADS)
+    rows = [heads, rule, *((*settings(group, columns), *cells(group)) for group in groups)]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
 
 

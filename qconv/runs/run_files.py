@@ -1,4 +1,4 @@
-"""The files in the folder of a run."""
+"""The files in the folder of a run, and the folder of the configs that runs start from."""
 
 from pathlib import Path
 
@@ -9,6 +9,15 @@ PACKED = "model.safetensors"
 PAGE, PREDICTIONS = "report.html", "predictions.safetensors"
 LOCK = ".lock"
 KEPT = (LAST, BEST, RESULT, PACKED, EVALUATION)  # which another run must not overwrite
+
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def config_folder() -> Path:
+    """The folder of the configs: a wheel has it inside the package, a checkout at the top level."""
+    inside = PACKAGE / "configs"
+    return inside if inside.is_dir() else PACKAGE.parent / "configs"
 
 
 def holds(folder: Path, checkpoint: Path) -> bool:

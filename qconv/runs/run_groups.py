@@ -1,7 +1,7 @@
 """Runs that differ only by their seed, together; and what differs between such groups."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ APART = (
     *(f"callbacks.checkpoints.{name}" for name in ("_target_", "folder", "every_steps")),
 )
 SEED = ".seed"
-AS_A_WHOLE = ("scheme", "model")  # a column each, however many of their arguments differ
+WHOLES = ("scheme", "model", "data")  # a column each, however many of their arguments differ
+OF_CLASSES = (".optimizer.path", "._target_")
 ABSENT = "–"
 
 
@@ -33,11 +34,11 @@ class Group:
     runs: tuple[Run, ...]
     differs: dict[str, str]
 
-    @property
-    def name(self) -> str:
-        """The values that differ."""
+    def name(self, heads: Mapping[str, str]) -> str:
+        """The values of some keys, of which `heads` has short names."""
         parts = {**self.differs, "scheme": f"{self.differs['scheme']} {self.runs[0].bits}"}
-        return ", ".join(value if key in AS_A_WHOLE else f"{key}={value}" for key, value in parts.items())
+        shown = ((key, head, short_value(key, parts[key])) for key, head in heads.items())
+        return ", ".join(value if key in WHOLES else f"{head}={value}" for key, head, value in shown)
 
     def values(self, figure: str) -> list[float]:
         """A figure of each run."""
@@ -82,8 +83,44 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], dict[str, str], list[Run]
     groups = [
         Group(tuple(by_seed.values()), {key: row[places[key]] for key in shown}) for row, by_seed in grouped.items()
     ]
+    for whole in WHOLES[1:]:
+        for group, label in zip(groups, _labels([_node(group.runs[0], whole) for group in groups]), strict=True):
+            if whole in group.differs:
+                group.differs[whole] = label
     common = {key: rows[0][places[key]] for key in ("model", "data") if rows and key in keys and key not in shown}
     return groups, common, left_out
+
+
+def telling(groups: Sequence[Group]) -> dict[str, str]:
+    """Return the fewest keys whose values tell the groups apart, the scheme first, with short names for columns.
+
+    Others that differ, too, follow from them.
+    """
+    keys, chosen = [*groups[0].differs], ["scheme"]
+    kinds = lambda names: len({tuple(group.differs[name] for name in names) for group in groups})  # noqa: E731
+    while kinds(chosen) < kinds(keys):
+        chosen.append(max(keys, key=lambda key: kinds([*chosen, key])))  # of equal ones the first
+    short = {key: _without_class(key).rpartition(".")[2] for key in chosen}
+    return {key: name if [*short.values()].count(name) == 1 else key for key, name in short.items()}
+
+
+def short_value(key: str, value: str) -> str:
+    """Return a value for a column: of a class its name alone."""
+    return value if _without_class(key) == key else value.rpartition(".")[2]
+
+
+def _without_class(key: str) -> str:
+    return next((key.removesuffix(end) for end in OF_CLASSES if key.endswith(end)), key)
+
+
+def _labels(nodes: Sequence[Any]) -> list[str]:
+    """Write nodes as calls with those arguments alone that differ between the nodes of one function."""
+    labels = []
+    for node in nodes:
+        others = [other for other in nodes if isinstance(other, dict) and other.get("_target_") == node.get("_target_")]
+        same = [key for key in node if key != "_target_" and all(other.get(key) == node[key] for other in others)]
+        labels.append(short_call({key: value for key, value in node.items() if key not in same}))
+    return labels
 
 
 def _own_seeds(described: Iterable[tuple[dict[str, str], Run]]) -> set[str]:
@@ -99,8 +136,7 @@ def _own_seeds(described: Iterable[tuple[dict[str, str], Run]]) -> set[str]:
 def _description(run: Run) -> dict[str, str]:
     """Return what a run trains, by dotted keys; the scheme and the model also as wholes."""
     values = {"scheme": short_scheme(run.result["scheme"]), "model": short_call(run.config["model"])}
-    # A root may tell what the images are; who reads them does not.
-    values["data"] = short_call({**run.config["data"], "cache": None, "workers": None, "decode": None})
+    values["data"] = short_call(_node(run, "data"))
     for key, value in _leaves(run.config, ""):
         if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
             continue
@@ -108,6 +144,11 @@ def _description(run: Run) -> dict[str, str]:
         if value is not None and not is_apart:
             values[key] = str(value)
     return values
+
+
+def _node(run: Run, whole: str) -> dict[str, Any]:
+    """Return a part of a config. A root may tell what the images are; who reads them does not."""
+    return {key: value for key, value in run.config[whole].items() if f"{whole}.{key}" not in APART or key == "root"}
 
 
 def _leaves(node: dict[str, Any], before: str) -> Iterable[tuple[str, Any]]:
@@ -119,7 +160,7 @@ def _leaves(node: dict[str, Any], before: str) -> Iterable[tuple[str, Any]]:
 
 
 def _inside(key: str) -> bool:
-    return key.startswith(tuple(f"{whole}." for whole in (*AS_A_WHOLE, "data")))
+    return key.startswith(tuple(f"{whole}." for whole in WHOLES))
 
 
 def _time(run: Run) -> float:

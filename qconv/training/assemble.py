@@ -19,6 +19,7 @@ from ..scheme import Scheme
 from ..summary import summarize
 from ..summary.saved import sample_of
 from .classifier import Classifier
+from .compilation import chosen_mode
 from .initial_weights import checkpoint_of_run, draw_weights, load_weights
 from .loggers import started_loggers
 from .report.result import about_run
@@ -75,6 +76,11 @@ def build(
     about = about_run(config, scheme.name, table)
     names = (short_call(config[group], default_of) for group in ("model", "data"))
     rank_zero_only(show_model)(table, "{}, {scheme}, on {}".format(*names, scheme=about["scheme"]))
+    tree = getattr(data, "tree", None)
+    images = None if tree is None else len(tree.splits["train"]) * cfg.trainer.max_epochs
+    compiled, told = chosen_mode(cfg.compile, model, images)
+    if told:
+        rank_zero_only(show_note)(told)
     classifier = Classifier(
         model,
         made(cfg.optimizer),
@@ -84,7 +90,7 @@ def build(
         build_loss(cfg.loss, data) if cfg.evaluate is None else None,
         channels_last=cfg.channels_last,
         shift_decay=cfg.shift_decay,
-        compile=cfg.compile,
+        compile=compiled,
         step_rules=[] if cfg.evaluate is not None else made(cfg.step_rules),
         dampening=cfg.dampening,
         sine_penalty=cfg.sine_penalty,
@@ -137,25 +143,25 @@ def check_sizes(model: nn.Module, data: Any) -> None:
         ) from error
 
 
-def float_model(cfg: DictConfig, data: Any) -> nn.Module:
-    """Return the network for these images and classes, before it is quantized."""
+def float_model(cfg: DictConfig, in_channels: int, num_classes: int) -> nn.Module:
+    """Return the network for images of these channels and these classes, before it is quantized."""
     try:
-        model = made(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+        model = made(cfg.model, in_channels=in_channels, num_classes=num_classes)
     except InstantiationException as error:
         target = cfg.model.get("_target_", "")
         if not isinstance(error.__cause__, TypeError) or str(target).startswith("qconv."):
             raise
         keys = ", ".join(["in_channels", "num_classes", *(str(key) for key in cfg.model if key != "_target_")])
         raise ValueError(
-            f"model._target_ (={target}) is called with {keys}: {error.__cause__}. ~model.KEY leaves one out; the "
-            "first two it must take: write a function of your own that takes them, or model=torchvision_resnet"
+            f"model._target_ (={target}) is called with {keys}: {error.__cause__}. It must take the first two: "
+            "model=torchvision_model and model=timm_model make any network there by model.name=, or write a function"
         ) from error
     return draw_weights(model, cfg.weight_init)
 
 
 def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
     """Return the quantized network and its scheme."""
-    model = float_model(cfg, data)
+    model = float_model(cfg, data.in_channels, data.num_classes)
     scheme = made(cfg.scheme)
     overrides = None if cfg.overrides is None else {key: made(node) for key, node in cfg.overrides.items()}
     first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else made(cfg.first_last)

@@ -140,7 +140,8 @@ class Classifier(LightningModule):
                 raise ValueError(f"{name} (={factor}) must be at least 0 and finite")
         self.step_rules = list(step_rules)
         self.model = model
-        self.fixes_size, self.replays = compile is not False and not starts(model), replays(compile)
+        self.is_compiled = compile is not False
+        self.fixes_size, self.replays = self.is_compiled and not starts(model), replays(compile)
         if compile is not False:
             compile_(model, None if compile is True else compile)
         self.loss = CrossEntropy() if loss is None else loss

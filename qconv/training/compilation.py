@@ -1,5 +1,7 @@
 """Compiles a network in place: as a whole, or block by block if its layers change during training."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
@@ -14,11 +16,48 @@ Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 """The modes of `torch.compile`."""
 
 
+AUTO = "auto"
+PAYS = 15_000
+"""The images for each compilation from which it pays: of fast_binary one took 20 s, and an image about 1.3 ms less."""
+
+
 def check_mode(compile: bool | str) -> None:
-    """Raise a ValueError unless it is a bool or a mode of `torch.compile`."""
-    if not isinstance(compile, bool) and compile not in get_args(Mode):
+    """Raise a ValueError unless it is a bool, auto, or a mode of `torch.compile`."""
+    if not isinstance(compile, bool) and compile not in (AUTO, *get_args(Mode)):
         modes = ", ".join(get_args(Mode))
-        raise ValueError(f"compile (={compile!r}) must be true, false, or a mode of torch.compile: {modes}")
+        raise ValueError(f"compile (={compile!r}) must be true, false, auto, or a mode of torch.compile: {modes}")
+
+
+def chosen_mode(compile: Any, model: nn.Module, images: int | None) -> tuple[bool | Mode, str]:
+    """Return whether and how to compile, and a note if it was asked for and is not done.
+
+    Args:
+        compile: what the config says; auto is true if there are enough images for the time that it takes.
+        model: the network.
+        images: the number of training images in all epochs; None if it is not known, as of large data sets.
+
+    Raises:
+        ValueError: as `check_mode`.
+    """
+    check_mode(compile)
+    times = max(1, sum(len(starts(part)) for part in blocks(model)))
+    if compile == AUTO and images is not None and images < PAYS * times:
+        return False, f"compile: auto, off, because {images:,} images in all epochs are few for {times} compilations"
+    if compile is not False and not has_compiler():
+        return False, "compile: off, because there is no C++ compiler: install g++, or name one by CXX"
+    return (True if compile == AUTO else compile), ""
+
+
+def has_compiler() -> bool:
+    """Whether torch finds the compiler that it needs: for C++, or Triton's for C on a GPU."""
+    if torch.cuda.is_available():
+        return any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+    from torch._inductor.cpp_builder import get_cpp_compiler  # a second to import
+
+    try:
+        return bool(get_cpp_compiler())
+    except RuntimeError:
+        return False
 
 
 def replays(compile: bool | Mode) -> bool:

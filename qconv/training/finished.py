@@ -11,7 +11,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor, nn
 
 from ..data.loader import EpochOrder
-from ..packed import load_packed, save_packed
+from ..packed import load_packed, read_header, save_packed
 from ..runs.run_files import BEST, CONFIG, PACKED
 from .assemble import float_model, made_data, quantized_model
 from .checkpoint_io import load_checkpoint
@@ -53,9 +53,16 @@ class FinishedRun:
         """The network of the packed file; without one, of the best checkpoint."""
         if not (self.folder / PACKED).is_file():
             return self.trained()
+        return load_packed(self.folder / PACKED, self.network())
+
+    def network(self) -> nn.Module:
+        """The float network, by the config; its images need not be there if the packed file describes them."""
+        header = read_header(self.folder / PACKED)
         with config_errors(self.folder / CONFIG):
-            network = float_model(self.cfg, self.data)
-        return load_packed(self.folder / PACKED, network)
+            if header.pictures is None or header.classes is None:
+                data: Any = self.data
+                return float_model(self.cfg, data.in_channels, data.num_classes)
+            return float_model(self.cfg, header.pictures.size[0], len(header.classes))
 
     def trained(self) -> nn.Module:
         """Return the quantized network with the weights of the best checkpoint.

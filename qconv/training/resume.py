@@ -11,14 +11,21 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from torch import Tensor
 
-from ..runs.run_files import LAST
+from ..runs.run_files import CONFIG, LAST, config_folder
 from .checkpoint_io import CheckpointError
 from .classifier import Classifier
 
 # Where the images lie, who reads them, and how many at once; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "decode", "download", "train", "val", "test", "index", "batch_size")
+
+
+def first_defaults() -> dict[str, Any]:
+    """The defaults of the settings outside of groups, which a config from before one of them was there lacks."""
+    written: Any = OmegaConf.to_container(OmegaConf.load(config_folder() / CONFIG))
+    return {key: value for key, value in written.items() if key not in ("defaults", "hydra", "run_dir")}
 
 
 def check_checkpoint(path: Path, checkpoint: dict[str, Any], classifier: Classifier, groups: tuple[str, ...]) -> None:
@@ -35,8 +42,9 @@ def check_config(path: Path, checkpoint: dict[str, Any], config: dict[str, Any],
     stored = checkpoint.get("config")
     if not isinstance(stored, dict):
         raise CheckpointError(f"checkpoint {path}: not written by qconv train (it has no 'config')")
+    known = {**first_defaults(), **stored}
     for group in groups:
-        before, now = stored.get(group), config.get(group)
+        before, now = known.get(group), config.get(group)
         if before != now and not same_pictures(group, before, now):
             words = f"was trained with {group} {call(before)}, but this run has {call(now)}"
             raise CheckpointError(f"checkpoint {path} {words}: {as_it_was(path)}")

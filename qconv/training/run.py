@@ -101,7 +101,7 @@ def fit_and_test(
         cfg.lean,
         takes_channels_last=classifier.takes_channels_last,
         on_cpu=isinstance(trainer.accelerator, CPUAccelerator),
-        compiled=cfg.compile is not False,
+        compiled=classifier.is_compiled,
     )
     about["lean"] = mode_of(classifier.model)
     about["precision"] = trainer.precision  # that of the last part, if a run has gone on on another processor

@@ -41,7 +41,7 @@ RUN = (
     "reestimate_bn",
 )
 AUTO = "auto"
-BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # how Hydra names a folder, also in a sweep
+BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(-\d+)?(/\d+)?$")  # how Hydra names a folder, also in a sweep
 
 
 class RunFolderError(ValueError):

@@ -11,7 +11,7 @@ from torch import nn
 from ..layers.copies import copied
 from ..packed import save_packed
 from ..packed.calls import build_network
-from ..runs.run_files import BEST, PACKED
+from ..runs.run_files import BEST, CONFIG, PACKED
 from .report.screen import show_note
 from .trained_on import describe_pictures
 
@@ -25,7 +25,8 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
     described = description(cfg.model, data)
     if described["network"] is None:
         show_note(
-            f"{PACKED} does not name its network, which is not in qconv.models: load it with load_packed(path, model=…)"
+            f"{PACKED} does not name its network, which is not in qconv.models: qconv's commands take it from "
+            f"{CONFIG}, and load_packed(path, model=…) from you"
         )
     try:
         path.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from yaml import YAMLError
 from ..ground.files import DamagedFileError
 from ..runs.run_files import CONFIG
 from .report.screen import show_note
+from .resume import first_defaults
 
 CHOICES = {"evaluate": None, "resume": None}
 MACHINE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "timeout_s")
@@ -25,7 +26,7 @@ MACHINE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "sync
 
 
 def read_config(folder: str | os.PathLike[str]) -> DictConfig:
-    """Return the config in the folder of a run.
+    """Return the config in the folder of a run; settings that it lacks have their defaults.
 
     Raises:
         DamagedFileError: the folder has none, or the file is damaged.
@@ -41,7 +42,7 @@ def read_config(folder: str | os.PathLike[str]) -> DictConfig:
         raise DamagedFileError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
     if not isinstance(loaded, DictConfig) or not {"data", "model", "scheme", "trainer"} <= set(loaded):
         raise DamagedFileError(f"{path} is not the configuration of a run")
-    return loaded
+    return OmegaConf.create({**first_defaults(), **_container(loaded)})
 
 
 def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs: Path) -> DictConfig:

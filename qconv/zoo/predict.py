@@ -30,8 +30,9 @@ class Predictor:
     It computes in batches with the frozen model.
 
     Args:
-        path: a packed file that describes its network and input, as every run of `qconv train` leaves one; the folder
-            of a run; or the name of a network of the zoo.
+        path: a packed file that describes its input, as every run of `qconv train` leaves one; the folder of a run; or
+            the name of a network of the zoo.
+        network: the float network, for a file that does not name one.
 
     Attributes:
         model: the packed model.
@@ -40,9 +41,9 @@ class Predictor:
         ValueError: there is no such file, or it is damaged, or lacks that description.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], network: nn.Module | None = None) -> None:
         path = located(path)
-        self.model, header, self.pictures = load_for_pictures(path)
+        self.model, header, self.pictures = load_for_pictures(path, network)
         channels, height, width = self.pictures.size
         if channels not in (1, 3):
             raise ValueError(f"{path}: it takes images of {channels} channels; files are read as RGB (3) or gray (1)")

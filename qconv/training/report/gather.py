@@ -148,7 +148,6 @@ def time_forms(network: Network, seconds: float) -> tuple[dict[int, dict[str, Ti
     return {size: timed for size, timed in timings.items() if timed}, reason
 
 
-@torch.inference_mode()
 def predict(run: FinishedRun, network: Network) -> Predictions:
     """Return the network's predictions for the test images of a run."""
     model = ready(network.model)
@@ -161,6 +160,7 @@ def predict(run: FinishedRun, network: Network) -> Predictions:
     return Predictions.joined(parts())
 
 
+@torch.inference_mode()  # and not what reads images, which keeps them
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
     return model(images.float())
 

@@ -58,7 +58,13 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "short": short, "number": format_int, "share": whole_percent}
+    environment.filters |= {
+        "percent": percent,
+        "short": short,
+        "number": format_int,
+        "share": whole_percent,
+        "pace": pace,
+    }
     style = Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))  # our own
     return environment.get_template("page.html.j2").render(style=style, **content(report))
 
@@ -190,9 +196,13 @@ def tested(report: Report) -> dict[str, Any] | None:
     rows = class_rows(matrix, names)
     right = int(matrix.diagonal().sum())
     low, high = interval(right / len(found.labels), len(found.labels))
+    largest = max(rows, key=lambda row: row.pictures)
     return {
         "pictures": len(found.labels),
         "right": right,
+        "chance": 1 / count,
+        "largest": largest.name,
+        "of_largest": largest.pictures / len(found.labels),
         "low": low,
         "high": high,
         "names": names,
@@ -303,6 +313,11 @@ def code(report: Report) -> list[tuple[str, str]]:
         )
         blocks = [("Name the classes of images", predictor), *blocks, ("On the command line", shell)]
     return blocks
+
+
+def pace(speed: float) -> str:
+    """Say how fast something is that is `speed` times as fast as another."""
+    return f"{speed:.1f} times as fast" if speed >= 1 else f"{1 / speed:.1f} times slower"
 
 
 def whole_percent(share: float) -> str:
