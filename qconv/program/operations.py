@@ -1,19 +1,17 @@
 """The operations of a program, each with its definition in torch.
 
-Values are (N, C, H, W): floats (float32), signs (±1), or codes (whole numbers that fit in a byte); around a `Function`
-also floats of other shapes. Sums of signs and of codes are exact. Each operation on floats is rounded once, in the
-order that its definition gives, so every runtime that neither contracts nor reorders them gives the same bits.
-Tensors "of channels" are (C,) float32.
+Values are (N, C, H, W): floats (float32), signs (±1), or codes (whole numbers that fit in a byte). Sums of signs and of
+codes are exact. Each operation on floats is rounded once, in the order that its definition gives, so every runtime that
+neither contracts nor reorders them gives the same bits. Tensors "of channels" are (C,) float32.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 Size = tuple[int, int]
 
@@ -272,49 +270,6 @@ class Mean(Operation):
 
     def size(self, size: Size) -> Size:
         return 1, 1
-
-
-class Given(NamedTuple):
-    """An argument of a `Function`: its input of this place."""
-
-    place: int
-
-
-class Images(NamedTuple):
-    """An argument of a `Function`: this many times the number of images."""
-
-    times: int
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Function(Operation):
-    """A function of torch on floats, of any shape; another library, or another processor, may round it otherwise.
-
-    Attributes:
-        function: an operator such as ``torch.ops.aten.sigmoid.default``, or a module that stays Python.
-        arguments: tensors and numbers, with `Given` and `Images` for what depends on the images.
-        named: arguments by name.
-        result: which one of several results it is; None if there is one.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...] = (Given(0),)
-    named: Mapping[str, Any] = field(default_factory=dict)
-    result: int | None = None
-
-    def run(self, *values: Tensor) -> Tensor:
-        def filled(argument: Any) -> Any:
-            if isinstance(argument, Given):
-                return values[argument.place]
-            return argument.times * len(values[0]) if isinstance(argument, Images) else argument
-
-        arguments, named = tree_map(filled, (self.arguments, dict(self.named)), is_leaf=_is_filled)
-        results = self.function(*arguments, **named)
-        return results if self.result is None else results[self.result]
-
-
-def _is_filled(argument: Any) -> bool:
-    return isinstance(argument, Given | Images)
 
 
 def _fused_sum(products: Tensor, floats: Tensor) -> Tensor:
