@@ -236,7 +236,7 @@ def test_words_on_top(one: Path) -> None:
     cfg = stored_config(one, ["run_dir=elsewhere"], configs())
     assert (cfg.run_dir, cfg.callbacks.history.folder) == ("elsewhere", "elsewhere")
     old = OmegaConf.load(one / "config.yaml")
-    del old.lean, old.report  # of before these keys were there
+    del old.lean, old.report  # of before these keys were there  # pyright: ignore[reportAttributeAccessIssue]
     OmegaConf.save(old, one / "config.yaml")
     cfg = stored_config(one, ["report=false"], configs())
     assert (cfg.lean, cfg.report) == ("auto", False)

@@ -52,13 +52,7 @@ def write(program: Program, path: Path, size: Size, *, four_bits: bool = False) 
 def run(path: Path, images: Any) -> dict[str, Any]:
     """Run a file as it ships, by LiteRT's interpreter with XNNPACK; then once more for the codes inside of it.
 
-    Args:
-        path: of the file.
-        images: (N, C, H, W), a numpy array of float32.
-
-    Returns:
-        The output under ``""``; under ``"NUMBER.input"`` and ``"NUMBER.codes"`` the floats that the operation of that
-        number in the program encodes, and its codes.
+    `images` is a numpy array; its codes are as `targets.run` returns them.
     """
     with needed("running a LiteRT file"):
         import flatbuffers

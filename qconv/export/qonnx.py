@@ -46,13 +46,7 @@ def write(program: Program, path: Path, size: Size) -> None:
 def run(path: Path, images: Any) -> dict[str, Any]:
     """Run a file in QONNX's own executor.
 
-    Args:
-        path: of the file.
-        images: (N, C, H, W), a numpy array of float32.
-
-    Returns:
-        The output under ``""``; under ``"NUMBER.input"`` and ``"NUMBER.codes"`` the floats that the operation of that
-        number in the program encodes, and its codes.
+    `images` is a numpy array; its codes are as `targets.run` returns them.
     """
     with needed("running a QONNX file"):
         import numpy
