@@ -83,9 +83,11 @@ def run_until(signal_number: signal.Signals, epoch: int, batch: int, folder: Pat
     """Starts a program that sends itself the signal; returns what it said on the error stream."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     arguments = command(*QUICK, send(signal_number, epoch, batch), f"run_dir={folder}", *more)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     process = subprocess.run(arguments, cwd=folder.parent, env=environment, capture_output=True, text=True)
+    signal.signal(signal.SIGINT, inherited)
     killed = signal_number == signal.SIGKILL
-    assert process.returncode == (-signal.SIGKILL if killed else 128 + signal.SIGTERM), process.stderr
+    assert process.returncode == (-signal_number if killed else 128 + signal_number), process.stderr
     return process.stderr
 
 

@@ -260,25 +260,12 @@ def test_a_killed_run_resumes_bit_for_bit(
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_a_signal_ends_the_program_with_its_code(
-    number: signal.Signals,
-    name: str,
-    line: Callable[..., None],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_ends_the_program_with_its_code(number: signal.Signals, name: str, tmp_path: Path) -> None:
     """Of SIGTERM that is the one with which clusters put a job into the queue again."""
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as exit:
-        line(*ONE, send(number, 0, 3), f"run_dir={tmp_path / 'run'}")
-    assert exit.value.code == 128 + number
-    said = capsys.readouterr().err
-    assert said.lstrip("\n") == f"stopped by {name}; resume={tmp_path / 'run'} continues from the last checkpoint\n"
-    assert said.startswith("\n") == (name == "Ctrl-C")  # which a terminal shows as ^C
-    assert signal.getsignal(number) == before
-    signal.signal(signal.SIGINT, inherited)
+    run = tmp_path / "run"
+    said = run_until(number, 0, 3, run)
+    assert said.splitlines()[-1] == f"stopped by {name}; resume={run} continues from the last checkpoint"
+    assert said.startswith("\n") == (name == "Ctrl-C")  # a terminal shows ^C before it
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
