@@ -144,7 +144,7 @@ def test_a_forward_that_looks_at_the_size_of_its_input() -> None:
     input = torch.randn(2, 3, 32, 32)
     model = trained(vgg_small(), schemes.bnn(), input)
     frozen = freeze(model)
-    assert frozen.program(input).size == (32, 32)  # pyright: ignore
+    assert frozen.program(input).size == (32, 32)
     assert verify(model, frozen, input).equal
 
 
@@ -437,7 +437,7 @@ def test_a_layer_that_the_trained_model_alone_calls() -> None:
     model = trained(Twice(), schemes.bnn(), input, skip=())
     frozen = freeze(model)
     assert verify(model, frozen, input).equal
-    for model.times in (1, 3):  # pyright: ignore[reportAttributeAccessIssue]
+    for model.times in (1, 3):  # pyright: ignore
         assert not verify(model, frozen, input).equal
 
 

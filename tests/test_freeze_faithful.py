@@ -400,8 +400,6 @@ def test_an_input_that_is_given_by_name_alone_is_refused() -> None:
         freeze(ByName())
 
 
-
-
 def test_an_onnx_file_is_compared_with_the_trained_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x = torch.randn(4, 8, 6, 6)
     model = trained(Flattened(), LSQ, x)

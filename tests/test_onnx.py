@@ -191,7 +191,7 @@ def sums(conv: Any, coder: Any, scale: Tensor, bias: Tensor) -> Program:
     program.add(signs if isinstance(conv, ops.ConvBits) else codes)
     program.add(conv)
     program.add(ops.Affine(inputs=(2,), channels=conv.channels, scale=scale, bias=bias))
-    program.output = program.add(coder)
+    program.outputs = (program.add(coder),)
     return program
 
 
@@ -386,6 +386,11 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "view": (aten.view.default, X, [Images(1), 6, -1]),
     "view of pixels": (aten.view.default, X, [Images(48), 6]),
     "reshape": (aten.reshape.default, X, [Images(2), 3, 48]),
+    "less": (aten.lt.Scalar, X, 0.25),
+    "at least": (aten.ge.Tensor, X, HALF.view(6, 1, 1)),
+    "where": (aten.where.self, aten.lt, 1.0, HALF.view(6, 1, 1)),
+    "truncated": (aten._to_copy.default, X, {"dtype": torch.int8}),
+    "round": (aten.round.default, X),
     "flatten": (aten.flatten.using_ints, X, 1),
     "unsqueeze": (aten.unsqueeze.default, X, 2),
     "transpose": (aten.transpose.int, X, 1, -1),
@@ -421,6 +426,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "dilated": (aten.conv2d.default, X, torch.ones(4, 6, 3, 3), None, [1, 1], [2, 2], [2, 2]),
 }
 BEFORE = {
+    aten.lt: ((aten.lt.Scalar, X, 0.5), 6),
     aten.mean: ((aten.mean.dim, X, [2], True), 6),
     aten.cat: ((aten.cat.default, [X, X], 1), 12),
     aten.permute: ((aten.permute.default, X, [0, 2, 3, 1]), 8),
@@ -438,8 +444,10 @@ def of_functions(name: str) -> Program:
     arguments = X if len(program.operations) > 1 else first, *rest
     named = {key: value for key, value in own.items() if key != "result"}
     given: dict[str, Any] = {"inputs": (len(program.operations) - 1,), "result": own.get("result")}
-    program.output = program.add(
-        ops.Function(channels=0, function=function, arguments=arguments, named=named, origin="part", **given)
+    program.outputs = (
+        program.add(
+            ops.Function(channels=0, function=function, arguments=arguments, named=named, origin="part", **given)
+        ),
     )
     return program
 
@@ -468,7 +476,7 @@ def test_functions_that_onnx_has_not(function: Any, words: str) -> None:
     arguments = (X, [3, 3], [1, 1], [0, 0], False, True, 3) if function is aten.avg_pool2d.default else (X, 1)
     arguments = arguments if isinstance(function, torch._ops.OpOverload) else (X,)
     given: dict[str, Any] = {"channels": 6, "origin": "part"}
-    program.output = program.add(ops.Function(inputs=(0,), function=function, arguments=arguments, **given))
+    program.outputs = (program.add(ops.Function(inputs=(0,), function=function, arguments=arguments, **given)),)
     with pytest.raises(ValueError, match=re.escape(words)):
         written_as(program, torch.randn(2, 6, 6, 8))
 
@@ -486,7 +494,7 @@ def test_operations_on_floats(ceil: bool) -> None:
     program.add(ops.Multiply(channels=4, inputs=(3, 4), is_gate=True))
     program.add(ops.Take(channels=9, inputs=(5,), stride=(2, 1), first=2))
     program.add(ops.PReLU(channels=9, inputs=(6,), slope=torch.linspace(-1, 1, 9)))
-    program.output = program.add(ops.Clamp(channels=9, inputs=(7,), low=-0.5))
+    program.outputs = (program.add(ops.Clamp(channels=9, inputs=(7,), low=-0.5)),)
     for size in ((9, 8), (12, 7)):
         assert other_values(program, torch.randn(3, 4, *size))[2] < 1e-6
 

@@ -67,7 +67,8 @@ class FrozenModel(nn.Module):
 
     def __init__(self, trained: nn.Module, layers: tuple[Frozen, ...], nan: Literal["pass", "refuse"] = "pass") -> None:
         super().__init__()
-        self.layers, self.nan = layers, nan
+        self.layers = layers
+        self.nan: Literal["pass", "refuse"] = nan
         self.network, self.untraced, self.unplanned = None, "", ""
         self._trained: tuple[nn.Module, ...] = (trained,)  # in a tuple it is no part of the model
         self._hides_nan = any(told.arithmetic != "float" for told in layers)
@@ -98,9 +99,15 @@ class FrozenModel(nn.Module):
             return planned(input)
         return tree_map(lambda output: _with_nan(output, wrong), self._run(input))
 
-    def program(self, input: Tensor) -> Program | None:
-        """Return the network as a list of operations for inputs like this one; None if its forward stays Python."""
+    def program(self, input: Tensor) -> Program:
+        """Return the network as a list of operations for inputs like this one.
+
+        Raises:
+            ValueError: there is none, since its forward stays Python.
+        """
         self.suit(input)
+        if self._program is None:
+            raise ValueError(f"the model has no program: {self.untraced}")
         return self._program
 
     def program_bytes(self, input: Tensor) -> bytes:
@@ -109,21 +116,17 @@ class FrozenModel(nn.Module):
         Raises:
             ValueError: there is no plan for them.
         """
-        self.suit(input)
+        program = self.program(input)
         try:
-            if self._program is None:
-                raise NotFused(self.untraced)
-            return bytes(program_bytes(self._program, self._hides_nan).numpy())
+            return bytes(program_bytes(program, self._hides_nan).numpy())
         except NotFused as reason:
             raise ValueError(f"the model has no program for C: {reason}") from None
 
     def own_values(self, input: Tensor) -> Mapping[int, Tensor]:
         """Return the values of the program's operations, by number: those of a plan, or of `network`."""
-        self.suit(input)
-        if self._program is None:
-            raise ValueError(f"the model has no program: {self.untraced}")
+        program = self.program(input)
         if self._plan(input) is not None:
-            return dict(enumerate(self._program.values(input)))
+            return dict(enumerate(program.values(input)))
         return cast(Library, self.network).values(input)
 
     def suit(self, input: Tensor, is_guess: bool = False) -> None:
@@ -138,8 +141,8 @@ class FrozenModel(nn.Module):
             raise TypeError(f"{what}: call input.to(torch.float32)")
         if program is not None and input.ndim == self._sample.ndim - 1:
             raise ValueError(
-                f"input has shape {tuple(input.shape)}; a frozen model takes batches, of {self._sample.ndim} dimensions: "
-                "call it with input.unsqueeze(0)"
+                f"input has shape {tuple(input.shape)}; a frozen model takes batches, of {self._sample.ndim} "
+                "dimensions: call it with input.unsqueeze(0)"
             )
         if self.untraced or not self._trained:
             return

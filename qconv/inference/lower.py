@@ -3,6 +3,7 @@
 import copy
 import operator
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -74,20 +75,19 @@ class _Scope:
     def __init__(self, network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module], prefix: str = "") -> None:
         self.network, self.sample, self.whole, self.prefix = network, sample, whole, prefix
         self.graph = self._recorded(_IMAGES[0])
-        self._with_more: Mapping[str, fx.Node] | None = None
 
     def _recorded(self, images: int) -> fx.GraphModule:
         sample = self.sample[:1].repeat(images, *[1] * (self.sample.ndim - 1))
         return record(self.network, sample, self.whole)
 
-    def with_more_images(self, node: fx.Node, name: str) -> fx.Node:
-        """Return the same node in a recording with more images, whose numbers may be larger."""
-        if self._with_more is None:
-            one, more = self.graph.graph.nodes, self._recorded(_IMAGES[1]).graph.nodes
-            if [each.target for each in one] != [each.target for each in more]:
-                raise NotRecorded(f"'{name}': it does something else for another number of images")
-            self._with_more = {a.name: b for a, b in zip(one, more, strict=True)}
-        return self._with_more[node.name]
+    @cached_property
+    def of_more_images(self) -> tuple[fx.GraphModule, Mapping[str, fx.Node]]:
+        """A recording with more images, whose numbers may be larger, and its nodes by the names of this one's."""
+        more = self._recorded(_IMAGES[1])
+        one, other = self.graph.graph.nodes, more.graph.nodes
+        if [each.target for each in one] != [each.target for each in other]:
+            raise NotRecorded("it does something else for another number of images")
+        return more, {a.name: b for a, b in zip(one, other, strict=True)}
 
 
 class _Several:
@@ -151,12 +151,25 @@ class _Lowering:
             if node.op == "placeholder":
                 self.env[node] = input
             elif node.op == "get_attr":
-                self.env[node] = getattr(self.scope.graph, node.target)
+                self.env[node] = self._constant(str(node.target))
             elif node.op == "call_function":
                 self.env[node] = self._node(node)
             else:
                 output = tree_map(self._of, node.args[0], is_leaf=_is_node)
         return output
+
+    def _constant(self, target: str) -> Tensor | Value:
+        """Return a tensor that the network holds; one that was repeated for each image is a value."""
+        tensor = getattr(self.scope.graph, target)
+        if tensor.ndim == 0 or len(tensor) != _IMAGES[0]:
+            return tensor
+        more = getattr(self.scope.of_more_images[0], target)
+        if more.shape == tensor.shape:
+            return tensor
+        if more.shape != (_IMAGES[1], *tensor.shape[1:]) or not torch.equal(more, tensor[:1].expand_as(more)):
+            raise NotRecorded(f"'{target}': it is another tensor for another number of images")
+        arguments = tensor[:1].clone(), [ops.Images(1), *tensor.shape[1:]]
+        return Value(self.build.call(torch.ops.aten.expand.default, tensor.shape, 0, arguments=arguments), tensor.shape)
 
     def _of(self, argument: Any) -> Any:
         return self.env[argument] if isinstance(argument, fx.Node) else argument
@@ -240,7 +253,7 @@ class _Lowering:
             of_images.append(_of_images(argument, other))
             return of_images[-1]
 
-        more = self.scope.with_more_images(node, self.build.origin) if _has_ints((args, kwargs)) else node
+        more = self.scope.of_more_images[1][node.name] if _has_ints((args, kwargs)) else node
         arguments, named = tree_map(given, (args, kwargs), (more.args, more.kwargs), is_leaf=_is_value)
         if name in _SHAPES[:3] and len(of_images) == 1:  # whatever the number of images
             arguments = [ops.Given(0), [-1 if isinstance(size, ops.Images) else size for size in arguments[1]]]
@@ -344,8 +357,8 @@ class _Lowering:
 
     def _norm(self, x: Value, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> int | None:
         parts = [part for part in (weight, bias, mean, var) if part is not None]
-        is_fixed = mean is not None and rest[0] is not True and all(isinstance(part, Tensor) for part in parts)
-        if not is_fixed or not self.build.is_image(x):
+        is_fixed = rest[0] is not True and all(isinstance(part, Tensor) for part in parts)
+        if mean is None or var is None or not is_fixed or not self.build.is_image(x):
             return None
         factor = (var.double() + rest[-1]).rsqrt() * (1 if weight is None else weight.double())
         shift = -mean.double() * factor + (0 if bias is None else bias.double())

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -40,4 +39,4 @@ def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor
     check(model, frozen, example)
     with atomic_file(Path(path)) as file:
         file.write(content)
-    return cast(Program, frozen.program(example))
+    return frozen.program(example)

@@ -270,7 +270,8 @@ class Own(NamedTuple):
 def own_run(frozen: FrozenModel, batch: Tensor) -> tuple[dict[str, list[Own]], list[Tensor]]:
     """Return the inputs of all layers when the frozen network runs as a whole, and its outputs."""
     found: dict[str, list[Own]] = {}
-    if frozen.program(batch) is not None:
+    frozen.suit(batch)
+    if not frozen.untraced:
         _add_own(found, frozen, batch)
         return found, _leaves(frozen(batch))
     with ExitStack() as stack:
@@ -288,7 +289,7 @@ def own_run(frozen: FrozenModel, batch: Tensor) -> tuple[dict[str, list[Own]], l
 def _add_own(found: dict[str, list[Own]], frozen: FrozenModel, input: Tensor, name: str = "") -> None:
     """Add the inputs of the layers of a network, or of one layer of that name."""
     values, program = frozen.own_values(input), frozen.program(input)
-    for call in () if program is None else program.layers:
+    for call in program.layers:
         codes = None if call.codes is None else values[call.codes]
         if isinstance(quantize := program.operations[call.codes or 0], Quantize):  # pyright: ignore
             codes = codes.long() - quantize.zero  # pyright: ignore
@@ -394,14 +395,16 @@ def _guided(
                 given = own[name].pop(0) if own.get(name) else None
                 seen.append((name, input.clone(), given))
                 x = input if given is None or given.input.numel() != input.numel() else given.input.reshape(input.shape)
-                x = x.contiguous() if input.is_contiguous() else x  # the trained modules may read its strides
                 in_float32 = input.dtype == torch.float32 and (given is None or given.codes is None)
                 with torch._C.DisableTorchFunction():
                     if rest or named or in_float32:  # whose sums make an error
                         more = tree_map(_narrowed, (rest, named))
-                        return layer.layer(x.float(), *more[0], **more[1]).to(input.dtype)
-                    exact = _output(layer, x.float(), given)
-                    return exact.to(input.dtype) if input.dtype == torch.float64 else _rounded(exact)
+                        output = layer.layer(x.float(), *more[0], **more[1])
+                    else:
+                        output = _output(layer, x.float(), given)
+                        output = output if input.dtype == torch.float64 else _rounded(output)
+                    # The trained modules may read its strides.
+                    return (output.contiguous() if input.is_contiguous() else output).to(input.dtype)
 
             place.forward = forward
             stack.callback(vars(place).pop, "forward")

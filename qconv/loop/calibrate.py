@@ -67,7 +67,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         TypeError: ``model`` is not a module; something else in place of batches, such as a tensor or a mapping, or of a
             batch's input; a model that needs several inputs, which require a mapping of its arguments by name.
         ValueError: no batch, or none with a sample; ``max_samples`` not a whole number or less than 1; NaN or inf in
-            the input of a layer, which is named. It is raised in all processes if in one, and no quantizer is set.
+            the input of a layer, which is named. It is raised in all processes if in one, and no quantizer of inputs is
+            set.
     """
     done = calibrate_layers(model, batches, max_samples)
     for layer in quantized_layers(model).values():

@@ -91,12 +91,12 @@ def export_onnx(
     example, frozen = example.detach().float().cpu(), freeze(model)
     try:
         frozen(example[:1])
-        program = frozen.program(example)
     except (RuntimeError, ValueError, IndexError) as error:
         words = str(error).partition("\n")[0]
         raise ValueError(f"example (of shape {tuple(example.shape)}) does not suit the model: {words}") from error
-    if program is None:
-        raise ValueError(f"model ({type(model).__name__}) can't be written as ONNX: {frozen.unplanned}")
+    if frozen.untraced:
+        raise ValueError(f"model ({type(model).__name__}) can't be written as ONNX: {frozen.untraced}")
+    program = frozen.program(example)
     form = Form(opset, four_bits, signed, clamp_by_saturation)
     content = written(Writer(program, form, example, round_outputs), program, metadata or {})
     onnx.checker.check_model(content, full_check=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from onnx import TensorProto
 from torch import Tensor
 
 from ..program.operations import Function, Given, Images
@@ -207,18 +208,38 @@ def _layer_norm(c: _Call) -> str:
     return _normalized(c, c.x, list(range(c.rank - len(c.normalized_shape), c.rank)), c.normalized_shape)
 
 
+def _compared(kind: str) -> Callable[[_Call], str]:
+    return lambda c: _cast(c, c(kind, c.x, c.args[1]), "FLOAT")
+
+
+def _cast(c: _Call, x: str, *kinds: str) -> str:
+    for kind in kinds:
+        x = c("Cast", x, to=TensorProto.DataType.Value(kind))
+    return x
+
+
+def _copy(c: _Call) -> str:
+    """Whole numbers and truths are floats."""
+    if c.dtype is None or c.dtype.is_floating_point:
+        return c.x
+    return _cast(c, c.x, "BOOL" if c.dtype == torch.bool else "INT64", "FLOAT")
+
+
 _OF_TWO = "Mul", "Max", "Min", "Pow", "MatMul"
 _NAMES = {  # of operators with the same arguments
     **dict(relu="Relu", sigmoid="Sigmoid", tanh="Tanh", exp="Exp", log="Log", sqrt="Sqrt", abs="Abs"),
     **dict(neg="Neg", erf="Erf", floor="Floor", ceil="Ceil", sin="Sin", cos="Cos", mul="Mul"),
     **dict(reciprocal="Reciprocal", maximum="Max", minimum="Min", pow="Pow", matmul="MatMul"),
-    **dict(mm="MatMul", bmm="MatMul"),
+    **dict(mm="MatMul", bmm="MatMul", round="Round", sign="Sign"),
 }
 _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **_NAMES,
     **dict.fromkeys(("clone", "contiguous", "alias", "detach", "dropout"), lambda c: c.x),
     **dict(add=_sum("Add"), sub=_sum("Sub"), rsub=lambda c: c("Sub", c.args[1], c.x) if c.alpha == 1 else None),
     "div": lambda c: c("Div", c.x, c.args[1]) if c.rounding_mode is None else None,
+    **dict(lt=_compared("Less"), gt=_compared("Greater"), eq=_compared("Equal"), _to_copy=_copy),
+    **dict(le=_compared("LessOrEqual"), ge=_compared("GreaterOrEqual")),
+    "where": lambda c: c("Where", _cast(c, c.x, "BOOL"), *c.args[1:]),
     "rsqrt": lambda c: c("Reciprocal", c("Sqrt", c.x)),
     **dict(clamp=_clip("min", "max"), clamp_min=_clip("min"), clamp_max=_clip("", "max")),
     **dict(hardtanh=_clip("min_val", "max_val"), gelu=_gelu),

@@ -399,10 +399,9 @@ class Program:
             kept.add(replace(operation, inputs=tuple(places[given] for given in operation.inputs)))
         kept.outputs, kept.structure = tuple(places[output] for output in self.outputs), self.structure
         kept.is_flat, kept.size = self.is_flat, self.size
-        for name, *numbers in self.layers:
-            given, codes = (places.get(number) for number in numbers)
-            if given is not None:
-                kept.layers.append(LayerCall(name, given, codes))
+        for name, given, codes in self.layers:
+            if given in places:
+                kept.layers.append(LayerCall(name, places[given], None if codes is None else places.get(codes)))
         return kept
 
     def sizes(self, size: Size) -> list[Size]:
