@@ -359,7 +359,7 @@ def test_empty_batches_are_waited_through(method: Scheme, kind: str) -> None:
 @EACH_WITH_DATA
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_calibrate_nothing(name: str, value: float) -> None:
-    model = nn.Sequential(layer_of(name))
+    model: Any = nn.Sequential(layer_of(name))
     before = copy.deepcopy(model[0].input_quantizer.state_dict())
     input = torch.rand(3, 4, 5, 5)
     input[1, 2, 3, 4] = value
@@ -374,7 +374,8 @@ def test_nan_and_infinity_calibrate_nothing(name: str, value: float) -> None:
 
 @EACH_WITH_DATA
 def test_calibration_with_empty_batches(name: str) -> None:
-    model, input, empty = nn.Sequential(layer_of(name)), torch.rand(3, 4, 5, 5), torch.empty(0, 4, 5, 5)
+    model: Any = nn.Sequential(layer_of(name))
+    input, empty = torch.rand(3, 4, 5, 5), torch.empty(0, 4, 5, 5)
     before = copy.deepcopy(model[0].input_quantizer.state_dict())
     with pytest.raises(ValueError, match="batches must hold at least one sample: all 2 are empty"):
         qconv.calibrate(model, [empty, empty])

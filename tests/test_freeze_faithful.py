@@ -578,10 +578,3 @@ class StaysInTraining(Base):
 class GivesDict(Base):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"features": self.tail(self.block(x))}
-
-
-def test_an_example_that_is_not_compared_says_so() -> None:
-    x = torch.randn(4, 8, 6, 6)
-    with pytest.warns(UserWarning, match="that return a tensor with `example`; this one returns dict") as told:
-        freeze(trained(GivesDict(), LSQ, x), example=x)
-    assert told[0].filename == __file__

@@ -80,11 +80,11 @@ def test_signals(geometry: dict[str, Any]) -> None:
     layer = qconv.QConv1d(64, 96, **geometry, scheme=schemes.bwn())
     model = trained(nn.Sequential(layer, nn.BatchNorm1d(96), nn.ReLU()), input)
     frozen = freeze(model)
-    (made,) = found(frozen)
     checked = verify(model, frozen, input)
     assert checked.equal, f"\n{checked}"
     for batch in (input, input[:1], input[:0]):
         torch.testing.assert_close(frozen(batch), model(batch), rtol=1e-4, atol=1e-4)
+    (made,) = found(frozen)
     made.weight = made.weight ^ 1  # a planted error
     assert not verify(model, frozen, input).equal
 
@@ -144,12 +144,3 @@ def test_onnx(tmp_path: Path, geometry: dict[str, Any]) -> None:
     compared = qconv.export_onnx(model, tmp_path / "model.onnx", input)
     assert compared.close == len(input), compared
     assert (tmp_path / "model.onnx").stat().st_size < 16000  # signs, not floats
-
-
-@pytest.mark.parametrize("geometry", [GEOMETRIES["same, even"], GEOMETRIES["reflected"]], ids=str)
-def test_the_state_of_a_frozen_model_goes_into_another(geometry: dict[str, Any]) -> None:
-    first, second = (freeze(nn.Sequential(qconv.QConv2d(32, 48, **geometry)).eval()) for _ in range(2))
-    input = torch.randn(2, 32, 9, 9)
-    assert not torch.equal(first(input), second(input))
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(first(input), second(input))

@@ -232,7 +232,7 @@ def test_a_model_is_verified(picture: Path, tmp_path: Path, capsys: pytest.Captu
     packed(tmp_path / "model")
     assert main(["verify", str(tmp_path / "model"), str(picture), str(picture)]) == 0
     header, *rows, verdict = capsys.readouterr().out.splitlines()
-    assert header.split()[:3] == ["layer", "arithmetic", "gives"]
+    assert header.split()[:3] == ["layer", "arithmetic", "codes"]
     assert all(row.split()[1] == "binary" for row in rows)
     assert verdict.startswith("equal; outputs differ from the trained ones by up to ")
     assert verdict.endswith("; 0 of 2 predicted classes differ")
@@ -245,14 +245,14 @@ def test_a_model_that_differs(
 ) -> None:
     def wrong(model: torch.nn.Module, *_: object) -> FrozenModel:
         other = copy.deepcopy(model)
-        layer = next(each for each in other.modules() if isinstance(each, qconv.QConv2d))
-        layer.weight.data[:3].neg_()
+        norm = next(each for each in other.modules() if isinstance(each, torch.nn.BatchNorm2d))
+        norm.bias.data[:3].add_(1)
         return freeze(other)
 
     monkeypatch.setattr(sys.modules["qconv.inference.verify"], "build", wrong)
     packed(tmp_path / "model")
     assert main(["verify", str(tmp_path / "model"), str(picture)]) == 1
-    assert "not equal: 'blocks.2.conv' is the first layer that differs" in capsys.readouterr().out
+    assert "not equal: 'blocks.1.conv' is the first layer that differs" in capsys.readouterr().out
 
 
 @pytest.mark.nightly

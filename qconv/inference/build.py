@@ -129,6 +129,10 @@ class FrozenModel(nn.Module):
             return dict(enumerate(program.values(input)))
         return cast(Library, self.network).values(input)
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise a TypeError: the program and the plan are made of the trained model's numbers."""
+        raise TypeError("a frozen model takes no state: load it into the trained model, and freeze that")
+
     def suit(self, input: Tensor, is_guess: bool = False) -> None:
         """Lower the network for inputs of this shape, unless it is lowered for them.
 
@@ -146,8 +150,11 @@ class FrozenModel(nn.Module):
             )
         if self.untraced or not self._trained:
             return
-        if program is not None and not was_guess and _fits(program, self._sample, input):
-            return
+        if program is None or was_guess or not _fits(program, self._sample, input):
+            self._lower(input, is_guess)
+
+    @of_shipping()
+    def _lower(self, input: Tensor, is_guess: bool) -> None:
         sample = input.detach()[:1].cpu()
         try:
             self._program = lower(self._trained[0], sample)
@@ -260,7 +267,6 @@ def _check_codes(name: str, layer: QuantizedLayer) -> None:
         )
 
 
-@torch.no_grad()
 def _build(model: nn.Module, example: Tensor | None) -> FrozenModel:
     if example is not None and not isinstance(example, Tensor):
         raise TypeError(f"example ({type(example).__name__}) must be a tensor of inputs")

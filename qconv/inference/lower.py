@@ -26,7 +26,6 @@ _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
 Lowered = Callable[..., int | None]
 
 
-@torch.no_grad()
 @of_shipping()
 def lower(network: nn.Module, sample: Tensor) -> Program:
     """Return the program of a trained network.
@@ -193,12 +192,16 @@ class _Lowering:
         args, kwargs = tree_map(self._of, (node.args, node.kwargs), is_leaf=_is_node)
         if target is operator.getitem and isinstance(args[0], _Several):
             return args[0].take(args[1])
-        if not any(isinstance(leaf, Value) for leaf in tree_leaves((args, kwargs), is_leaf=_is_value)):
-            return target(*args, **kwargs)  # of constants
         name = target._schema.name.rpartition("::")[2]
         self.build.origin = self._origin(node, name)
+        is_constant = not any(isinstance(leaf, Value) for leaf in tree_leaves((args, kwargs), is_leaf=_is_value))
         if name == "recorded_layer":
-            return self._layer(args[0], args[1])
+            return [*self.whole.values()][args[1]](args[0]) if is_constant else self._layer(args[0], args[1])
+        if is_constant:
+            is_of_images = _ints((node.args, node.kwargs)) != _ints(self._with_more_images(node))
+            if not is_of_images:
+                return target(*args, **kwargs)
+            return self._function(node, args, kwargs, tuple(node.meta["val"].shape))
         if name == "squeeze" and len(node.args) == 1:
             raise NotRecorded(f"'{self.build.origin}': squeeze() of any dimension, that of one image too")
         result = node.meta["val"]
@@ -253,16 +256,23 @@ class _Lowering:
             of_images.append(_of_images(argument, other))
             return of_images[-1]
 
-        more = self.scope.of_more_images[1][node.name] if _has_ints((args, kwargs)) else node
-        arguments, named = tree_map(given, (args, kwargs), (more.args, more.kwargs), is_leaf=_is_value)
-        if name in _SHAPES[:3] and len(of_images) == 1:  # whatever the number of images
+        arguments, named = tree_map(given, (args, kwargs), self._with_more_images(node), is_leaf=_is_value)
+        if name in _SHAPES[:3] and len(of_images) == 1 and -1 not in arguments[1]:  # whatever the number of images
             arguments = [ops.Given(0), [-1 if isinstance(size, ops.Images) else size for size in arguments[1]]]
             of_images.clear()
-        if of_images and (not inputs or self.build.stored[inputs[0]][0] != _IMAGES[0]):
+        inputs = inputs or [0]  # which counts the images
+        if of_images and self.build.stored[inputs[0]][0] != _IMAGES[0]:
             raise NotRecorded(f"'{self.build.origin}': it counts images where there are none")
         function = torch.ops.aten.reshape.default if name in _SHAPES[:3] else node.target  # of any strides
         place = self.build.call(function, shape, *inputs, arguments=tuple(arguments), named=named, result=result)  # pyright: ignore
         return Value(place, shape)
+
+    def _with_more_images(self, node: fx.Node) -> tuple[Any, Any]:
+        """Return the arguments of a node for more images."""
+        if not _ints((node.args, node.kwargs)):
+            return node.args, node.kwargs
+        more = self.scope.of_more_images[1][node.name]
+        return more.args, more.kwargs
 
     def _layer(self, x: Value, place: int) -> Value:
         name, layer = list(self.whole.items())[place]
@@ -510,8 +520,8 @@ def _forms(place: int, stored: Shape) -> tuple[Value, ...]:
     return Value(place, stored), Value(place, row), *((Value(place, (*row, 1, 1)),) if stored[2:] == (1, 1) else ())
 
 
-def _has_ints(arguments: Any) -> bool:
-    return any(type(leaf) is int for leaf in tree_leaves(arguments, is_leaf=_is_value))
+def _ints(arguments: Any) -> list[int]:
+    return [leaf for leaf in tree_leaves(arguments) if type(leaf) is int]
 
 
 def _of_images(number: int, other: Any) -> ops.Images:

@@ -161,7 +161,6 @@ def _cells(layer: LayerCheck) -> tuple[str, ...]:
     return layer.name, layer.arithmetic, counts[0], f"{layer.error:.1e}", f"{layer.of_bound:.2f}", counts[1]
 
 
-@torch.no_grad()
 @of_shipping()
 def verify(
     model: nn.Module, frozen: FrozenModel | str | os.PathLike[str], inputs: Tensor | Iterable[Any]
@@ -223,7 +222,7 @@ def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> V
     checks = {told.name: LayerCheck(told.name, told.arithmetic) for told in frozen.layers}
     guided = differs = largest = of_bound = 0.0
     decisions = samples = 0
-    follower = _Follower(model, checks, is_whole=not frozen.untraced)
+    follower = _Follower(model, checks)
     for number, batch in enumerate(inputs):
         if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):  # with labels
             batch = batch[0]
@@ -304,8 +303,8 @@ class _Follower:
         last: the name of the last layer that was called.
     """
 
-    def __init__(self, model: nn.Module, checks: Mapping[str, LayerCheck], is_whole: bool) -> None:
-        self.checks, self.last, self.is_whole = dict(checks), "", is_whole
+    def __init__(self, model: nn.Module, checks: Mapping[str, LayerCheck]) -> None:
+        self.checks, self.last = dict(checks), ""
         self.network = copy.deepcopy(model)
         self.layers = {name: Quantized(model.get_submodule(name)) for name in checks}
 
@@ -322,7 +321,8 @@ class _Follower:
             calls.append(seen)
         exact, rounded = calls
         for (name, wanted, given), (_, low, _) in zip(exact, rounded, strict=True):
-            self.checks[name] = self.checks[name].merged(self._check(name, wanted, low, given))
+            if name in own:  # else its output is a constant, or its arguments are several: seen in what follows
+                self.checks[name] = self.checks[name].merged(self._check(name, wanted, low, given))
         for name, missed in left.items():  # of calls that the trained network does not make
             if missed:
                 count = sum(each.input.numel() for each in missed)
@@ -333,8 +333,6 @@ class _Follower:
     def _check(self, name: str, wanted: Tensor, low: Tensor, own: Own | None) -> LayerCheck:
         layer: Any = self.layers[name].layer
         nothing = LayerCheck(name, self.checks[name].arithmetic)
-        if own is None and not self.is_whole and nothing.arithmetic == "float":
-            return nothing  # a part of a forward that stays Python
         if own is None or own.input.numel() != wanted.numel():
             return replace(nothing, of_bound=math.inf, elements=wanted.numel())
         if not wanted.numel():
