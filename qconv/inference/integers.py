@@ -201,6 +201,19 @@ class ShiftConv2d(nn.Module):
             return self._images(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], len(self.scale))
         return self._images(input) if input.ndim == 4 else self._images(input.unsqueeze(0)).squeeze(0)
 
+    def on_floats(self, input: Tensor) -> Tensor:
+        """The same product of floats, whose sums are rounded, for runtimes without shifts."""
+        weights = (self.get_buffer(f"weight_{index}") for index in range(len(self.places)))
+        weight = sum(weight.float() * 2.0**place for weight, place in zip(weights, self.places, strict=True))
+        bias = self.bias.float()
+        if self.is_linear:
+            values = self.quantizer.codes(input, *self.quantizer.tensors()).values
+            return F.linear(values.float(), weight.flatten(1) * self.scale.float().view(-1, 1), bias)
+        stride, padding, dilation, groups, value = self.geometry
+        input = F.pad(input, padding, "constant" if self.padding_mode == "zeros" else self.padding_mode, value or None)
+        values = self.quantizer.codes(input, *self.quantizer.tensors()).values.float()
+        return F.conv2d(values, weight * self.scale.float().view(-1, 1, 1, 1), bias, stride, 0, dilation, groups)
+
     def _images(self, input: Tensor) -> Tensor:
         stride, padding, dilation, groups, value = self.geometry
         if self.padding_mode != "zeros":

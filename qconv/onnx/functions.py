@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from onnx import TensorProto
-from torch import Tensor
+from torch import Tensor, fx, nn
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..program.operations import Function, Given, Images
 from .graph import Graph
@@ -54,8 +58,8 @@ class _Call:
         return self("Concat", *parts, axis=0)
 
     def reduced(self, kind: str, x: str, axes: list[int], keep: Any = True) -> str:
-        """Add a reduction; before opset 18 its axes are an attribute."""
-        if self.graph.form.opset < 18:
+        """Add a reduction; before opset 18 its axes are an attribute, but of sums."""
+        if self.graph.form.opset < 18 and kind != "ReduceSum":
             return self(kind, x, axes=axes, keepdims=int(keep))
         return self(kind, x, axes, keepdims=int(keep))
 
@@ -67,6 +71,8 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
         ValueError: there are none for it.
     """
     target: Any = function.function
+    if isinstance(target, nn.Module):
+        return _write_module(graph, function, given[0], shapes[0])
     is_aten = isinstance(target, torch._ops.OpOverload)
     kind = target._schema.name.partition("::")[2].rstrip("_") if is_aten else ""
     name, row = None, _TABLE.get(kind)
@@ -74,9 +80,51 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
         call = _Call(graph, function, given, shapes)
         name = row(call) if callable(row) else call(row, *call.args[: 2 if row in _OF_TWO else 1])
     if name is None:
+        of_opset = f" of opset {graph.form.opset}" if row else ""
         what = f"{target} with these arguments" if row else str(target) if is_aten else type(target).__name__
-        raise ValueError(f"'{function.origin}': {what} can't be written as ONNX: use another function there")
+        raise ValueError(f"'{function.origin}': {what} can't be written as ONNX{of_opset}: use another function there")
     return name
+
+
+def _write_module(graph: Graph, function: Function, given: str, shape: Any) -> str:
+    """Add what a module does with an input of this shape, function by function."""
+    module: Any = function.function
+    run = dispatch_functionalize(getattr(module, "on_floats", module))
+    recorded, more = (make_fx(run)(torch.zeros(images, *shape[1:])) for images in (2, 3))
+    names, shapes, place = [given], [tuple(shape)], dict[Any, Any]()
+    for node, other in zip(recorded.graph.nodes, more.graph.nodes, strict=True):
+        if node.op == "placeholder":
+            place[node] = Given(0)
+        elif node.op == "get_attr":
+            place[node] = getattr(recorded, node.target)
+        elif node.op == "output":
+            return names[place[node.args[0]].place]
+        else:
+            own = tree_map(_of_images, (node.args, node.kwargs), (other.args, other.kwargs), is_leaf=_is_node)
+            arguments, named = tree_map(
+                lambda leaf: place.get(leaf, leaf) if _is_node(leaf) else leaf, own, is_leaf=_is_node
+            )
+            part = replace(function, function=node.target, arguments=arguments, named=named, result=None)
+            if any(isinstance(leaf, Given) for leaf in tree_leaves((arguments, named), is_leaf=_is_given)):
+                names.append(write_function(graph, part, names, shapes))
+                shapes.append(tuple(node.meta["val"].shape))
+                place[node] = Given(len(names) - 1)
+            else:
+                place[node] = node.target(*arguments, **named)
+    raise AssertionError("a graph ends in an output")
+
+
+def _is_given(leaf: Any) -> bool:
+    return isinstance(leaf, Given)
+
+
+def _is_node(leaf: Any) -> bool:
+    return isinstance(leaf, fx.Node | Images)
+
+
+def _of_images(leaf: Any, other: Any) -> Any:
+    """Return a number of two images that grows with their number as one of all images."""
+    return Images(leaf // 2) if type(leaf) is int and leaf != other else leaf
 
 
 def _sum(kind: str) -> Callable[[_Call], str]:
@@ -212,17 +260,28 @@ def _compared(kind: str) -> Callable[[_Call], str]:
     return lambda c: _cast(c, c(kind, c.x, c.args[1]), "FLOAT")
 
 
-def _cast(c: _Call, x: str, *kinds: str) -> str:
+def _cast(c: _Call, x: Any, *kinds: str) -> str:
     for kind in kinds:
-        x = c("Cast", x, to=TensorProto.DataType.Value(kind))
+        x = c("Cast", c.name(x), to=TensorProto.DataType.Value(kind))
     return x
 
 
-def _copy(c: _Call) -> str:
-    """Whole numbers and truths are floats."""
-    if c.dtype is None or c.dtype.is_floating_point:
+def _copysign(c: _Call) -> str:
+    magnitude = c("Abs", c.args[0])
+    return c("Where", c("Less", c.other, 0.0), c("Neg", magnitude), magnitude)
+
+
+def _copy(c: _Call) -> str | None:
+    """Round to a dtype; whole numbers and truths are floats, too."""
+    if c.dtype in (None, torch.float32, torch.float64):
         return c.x
-    return _cast(c, c.x, "BOOL" if c.dtype == torch.bool else "INT64", "FLOAT")
+    if c.dtype in _EIGHT_BITS and c.graph.form.opset < 19:
+        return None
+    return _cast(c, c.x, _EIGHT_BITS.get(c.dtype) or _KINDS.get(c.dtype, "INT64"), "FLOAT")
+
+
+_KINDS = {torch.bool: "BOOL", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
+_EIGHT_BITS = {torch.float8_e4m3fn: "FLOAT8E4M3FN", torch.float8_e5m2: "FLOAT8E5M2"}  # from opset 19 on
 
 
 _OF_TWO = "Mul", "Max", "Min", "Pow", "MatMul"
@@ -240,6 +299,8 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **dict(lt=_compared("Less"), gt=_compared("Greater"), eq=_compared("Equal"), _to_copy=_copy),
     **dict(le=_compared("LessOrEqual"), ge=_compared("GreaterOrEqual")),
     "where": lambda c: c("Where", _cast(c, c.x, "BOOL"), *c.args[1:]),
+    "masked_fill": lambda c: c("Where", _cast(c, c.mask, "BOOL"), c.value, c.x),
+    "copysign": _copysign,
     "rsqrt": lambda c: c("Reciprocal", c("Sqrt", c.x)),
     **dict(clamp=_clip("min", "max"), clamp_min=_clip("min"), clamp_max=_clip("", "max")),
     **dict(hardtanh=_clip("min_val", "max_val"), gelu=_gelu),
@@ -266,7 +327,9 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **dict.fromkeys(("avg_pool2d", "max_pool2d", "max_pool2d_with_indices"), _pooled),
     **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), _adaptive),
     **dict(upsample_nearest2d=_resized("nearest"), upsample_bilinear2d=_resized("linear")),
-    **dict(mean=_reduce("ReduceMean"), amax=_reduce("ReduceMax"), amin=_reduce("ReduceMin"), linear=_linear),
+    **dict(mean=_reduce("ReduceMean"), amax=_reduce("ReduceMax"), amin=_reduce("ReduceMin"), sum=_reduce("ReduceSum")),
+    "max": lambda c: c.reduced("ReduceMax", c.x, [*range(c.rank)], False) if len(c.args) == 1 else None,
+    "linear": _linear,
     "addmm": lambda c: c("Add", c("MatMul", c.mat1, c.mat2), c.x) if c.alpha == c.beta == 1 else None,
     **dict.fromkeys(("convolution", "conv1d", "conv2d", "conv3d"), _convolution),
     **dict(layer_norm=_layer_norm, native_layer_norm=_layer_norm),

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 _LEAST = 512  # elements; for less, a tensor is stored as it is
-_LARGEST = 128  # magnitude of whole numbers of 8 bits
+_LARGEST = 256  # magnitude of whole numbers, of which 8 bits hold most
 _NUDGES = sorted(range(-2, 3), key=abs)  # floats beside a quotient, among which a scale is searched
 
 
@@ -51,8 +51,9 @@ class Graph:
         return self.constant(values[0].float() if (values == values[0]).all() else values.float().view(-1, 1, 1))
 
     def small(self, codes: Tensor) -> str:
-        """Return whole numbers of 8 bits as int8, stored in 4 bits if that is asked for and they fit."""
-        array = codes.to(torch.int8).numpy()
+        """Return whole numbers as int8, or as int16 if they need it, stored in 4 bits if that is asked and they fit."""
+        needs_more = bool((codes != codes.to(torch.int8)).any())
+        array = codes.to(torch.int16 if needs_more else torch.int8).numpy()
         factor = max(int(np.gcd.reduce(array, axis=None)), 1)
         if not self.form.four_bits or array.size < _LEAST or np.abs(array // factor * 2 + 1).max() > 15:
             return self.constant(array)
@@ -82,7 +83,7 @@ class Graph:
 
 
 def _scale(rows: Tensor) -> Tensor | None:
-    """Return a scale for each row of which all its numbers are multiples that fit in 8 bits; None if there is none."""
+    """Return a scale for each row of which all its numbers are multiples up to 256; None if there is none."""
     if len(rows[0].unique()) > 2 * _LARGEST:
         return None
     largest = rows.abs().amax(1)

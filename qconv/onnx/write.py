@@ -52,9 +52,13 @@ class Writer:
         self.outputs = [self.graph.node("Flatten", *flat, axis=1) if program.is_flat else flat[0]]
 
     def _as_integers(self, place: int) -> Integers | None:
+        found = None
         if isinstance(self.operations[place], ops.Quantize | ops.Sign):
-            return None if self._is_saturated(place, ops.Sign) else self.chains.coded(place)
-        return self.chains.rounded(place, self.rounded[place][0]) if place in self.rounded else None
+            found = None if self._is_saturated(place, ops.Sign) else self.chains.coded(place)
+        elif place in self.rounded:
+            found = self.chains.rounded(place, self.rounded[place][0])
+        is_split = found is not None and bool((found.weight.abs() > 127).any())
+        return None if is_split and self.operations[found.chain[0]].groups > 1 else found  # pyright: ignore
 
     def _is_saturated(self, place: int, kind: type[ops.Operation]) -> bool:
         return self.form.clamp_by_saturation and isinstance(self.operations[place], kind)
@@ -182,17 +186,28 @@ class Writer:
         codes, window = self._padded(self.codes[given], conv, self._code(zero_in + pad_value) if pad_value else "")
         scale = (found.scale * step / step_in).float()
         none = torch.zeros(len(scale), dtype=torch.int8)
-        weight, bias = graph.small(found.weight), graph.constant(found.bias.int())
+        whole, codes = self._in_eight_bits(found.weight, codes)
+        weight, bias = graph.small(whole), graph.constant(found.bias.int())
         values = [self._linear("Dequantize", codes, step_in, zero_in)]
         for name, scales, zeros in ((weight, scale, none), (bias, scale * step_in, none.int())):
             values.append(graph.node("DequantizeLinear", name, *map(graph.constant, (scales, zeros)), axis=0))
         name = graph.node("Conv", *values, group=conv.groups, **_attributes(window))  # pyright: ignore
         highest = self._levels(given)[1] + 128 * self.form.signed  # ONNX Runtime makes them uint8
-        if may_saturate(found.weight, highest):
+        if may_saturate(whole, highest):
             self.saturating[conv.origin] = None
         if place in self.rounded:
             return self._linear("Quantize", name, step, zero)
         return self._clipped(place, self._linear("Quantize", self._from_low(place, name), step, zero))
+
+    def _in_eight_bits(self, weight: Tensor, codes: str) -> tuple[Tensor, str]:
+        """Split weights beyond 8 bits; the channels of codes whose weights are split are taken several times."""
+        parts, names, left = [weight.clamp(-127, 127)], [codes], weight
+        while (left := left - parts[-1]).any():
+            channels = left.transpose(0, 1).flatten(1).any(1).nonzero().flatten()
+            left = left[:, channels]
+            parts.append(left.clamp(-127, 127))
+            names.append(self.graph.node("Gather", names[-1], self.graph.constant(channels, "int64"), axis=1))
+        return torch.cat(parts, 1), self.graph.node("Concat", *names, axis=1) if len(names) > 1 else codes
 
     # Floats
 
