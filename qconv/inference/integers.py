@@ -204,7 +204,8 @@ class ShiftConv2d(nn.Module):
     def on_floats(self, input: Tensor) -> Tensor:
         """The same product of floats, whose sums are rounded, for runtimes without shifts."""
         weights = (self.get_buffer(f"weight_{index}") for index in range(len(self.places)))
-        weight = sum(weight.float() * 2.0**place for weight, place in zip(weights, self.places, strict=True))
+        parts = [weight.float() * 2.0**place for weight, place in zip(weights, self.places, strict=True)]
+        weight = torch.stack(parts).sum(0)
         bias = self.bias.float()
         if self.is_linear:
             values = self.quantizer.codes(input, *self.quantizer.tensors()).values
