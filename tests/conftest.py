@@ -4,9 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
-from functools import cache
-from importlib import import_module
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -61,17 +59,6 @@ def _compiled_anew() -> None:
 def _one_thread() -> None:
     # On tensors as small as these a second thread costs more than it saves, and far more on a busy machine.
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def torchlib_read_once() -> Iterator[None]:
-    """For tests that export to ONNX: each export parses the sources of torch's 500 functions, a third of its time."""
-    patch = pytest.MonkeyPatch()
-    with suppress(ImportError, AttributeError):  # it is private, and may move
-        apis: Any = import_module("torch.onnx._internal._lazy_import").onnxscript_apis
-        patch.setattr(apis, "get_torchlib_ops", cache(apis.get_torchlib_ops))
-    yield
-    patch.undo()
 
 
 def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:

@@ -27,6 +27,8 @@ from qconv.check import watch
 from qconv.convert.one_signed import one_signed_inputs
 from qconv.convert.replacements import CHOICES, BeforeSign, replaced
 from qconv.layers.sign_note import ACTIVATIONS, note_of
+from qconv.quantizers import Codes, Quantizer
+from qconv.quantizers.levels import Levels
 from qconv.training.assemble import quantized_model
 from qconv.training.initial_weights import load_weights
 
@@ -125,6 +127,35 @@ def signs(model: nn.Module) -> list[nn.Module]:
 def test_schemes_that_take_the_sign(name: str) -> None:
     model = qconv.convert(chain(nn.ReLU()), (SIGNS | UNSIGNED)[name])
     assert type(model[1]) is (nn.Identity if name in SIGNS else nn.ReLU)
+
+
+class OwnSign(Quantizer):
+    """Two levels on both sides of 0, stated as codes 0 and 1."""
+
+    bits = 1
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        return Codes((x > 0).to(torch.int8), torch.tensor(2.0), offset=torch.tensor(-1.0))
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return self.codes(x).dequantize().to(x.dtype)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(0, 1, torch.tensor(2.0), offset=torch.tensor(-1.0))
+
+
+class OwnBit(OwnSign):
+    """Levels 0 and 2."""
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(0, 1, torch.tensor(2.0))
+
+
+@pytest.mark.parametrize(("own", "kind"), [(OwnSign, nn.Identity), (OwnBit, nn.ReLU)])
+def test_two_stated_levels_on_both_sides_of_zero_are_a_sign(own: Any, kind: type[nn.Module]) -> None:
+    scheme = qconv.Scheme("own", input=own)
+    assert ("→ Identity" in str(qconv.plan(chain(nn.ReLU()), scheme))) is (own is OwnSign)
+    assert type(qconv.convert(chain(nn.ReLU()), scheme)[1]) is kind
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,10 @@ def test_forms_of_a_network(tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in quantized.state_dict().items()}
     result = qconv.compare_models(network, quantized.train(), images, labels, batch_sizes=(1, 16), seconds=0)
     forms = {form.name: form for form in result.forms}
-    assert list(forms) == ["float", "trained", "frozen", "ONNX"]
+    assert list(forms) == ["float", "trained", "frozen", "ONNX", "float, ONNX Runtime"]
+    assert forms["float, ONNX Runtime"].agreement == forms["float"].agreement
+    assert f"Fastest to ship, batch 16: {result.fastest(16)}." in str(result)
+    assert result[result.fastest(16)].timings[16].ms == min(form.timings[16].ms for form in result.forms)
     assert all(quantized.state_dict()[name].equal(tensor) for name, tensor in before.items())
     assert quantized.training
     found = network.eval()(images).argmax(1)
@@ -216,7 +219,8 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert main([*command, "--csv", str(tmp_path / "forms.csv")]) == 0
     rows = list(csv.DictReader((tmp_path / "forms.csv").read_text().splitlines()))
     found = [(row["form"], row["accuracy"]) for row in rows]
-    assert found[1:] == [("trained", "0.75"), ("frozen", "0.75"), ("ONNX", "")]
+    assert found[1:4] == [("trained", "0.75"), ("frozen", "0.75"), ("ONNX", "")]
+    assert found[4] == ("float, ONNX Runtime", "")
 
 
 def _few() -> tuple[int]:
@@ -234,6 +238,41 @@ def test_models_of_one_output_agree_by_its_sign() -> None:
     assert (result["float"].accuracy, result["trained"].agreement) == (1, 1)
     assert result["float"].agreement == result["trained"].accuracy == pytest.approx(right)
     assert right < 0.95
+
+
+class TwoHeads(nn.Module):
+    """Its outputs are in a dictionary with a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
+        self.maps, self.fc = nn.Conv2d(8, 3, 1), nn.Linear(128, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        y = self.body(x)
+        return {"maps": (self.maps(y),), "classes": self.fc(y.flatten(1))}
+
+
+def test_all_outputs_are_compared_or_one_is_chosen() -> None:
+    torch.manual_seed(0)
+    network, images = TwoHeads().eval(), torch.randn(8, 1, 8, 8)
+    labels = network(images)["classes"].argmax(1)
+    quantized = qconv.convert(copy.deepcopy(network), schemes.bwn())
+    same = [
+        (given(network) == given(quantized.eval())).flatten()
+        for given in (
+            lambda model: model(images)["maps"][0].argmax(1),
+            lambda model: model(images)["classes"].argmax(1),
+        )
+    ]
+    options: dict[str, Any] = {"batch_sizes": (1,), "seconds": 0}
+    result = qconv.compare_models(network, quantized, images, **options)
+    assert result["float"].agreement == pytest.approx(torch.cat(same).float().mean().item())
+    result = qconv.compare_models(network, quantized, images, labels, output="classes", **options)
+    assert result["float"].agreement == pytest.approx(same[1].float().mean().item())
+    assert (result["float"].accuracy, result["frozen"].agreement) == (1, 1)
+    with pytest.raises(ValueError, match=r"labels need one output of \(N, classes\): choose it by output="):
+        qconv.compare_models(network, quantized, images, labels, **options)
 
 
 def test_tied_weights_are_stored_once() -> None:

@@ -472,6 +472,60 @@ def test_pixels_and_labels_that_are_no_classes() -> None:
         qconv.assign_bits(model, images, choices=[schemes.lsq(2, 2), schemes.lsq(8, 8)], max_bytes=10**6, skip=())
 
 
+class TwoHeads(nn.Module):
+    """Its outputs are in a dictionary with a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
+        self.maps, self.fc = nn.Conv2d(8, 3, 1), nn.Linear(128, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.body(x)
+        return {"maps": (self.maps(y), y.argmax(1)), "classes": self.fc(y.flatten(1))}
+
+
+def test_several_outputs_are_all_compared() -> None:
+    torch.manual_seed(0)
+    model, images, labels = TwoHeads().eval(), torch.randn(8, 3, 8, 8), torch.randint(4, (8,))
+    options: dict[str, Any] = {"scheme": schemes.lsq(2, 2)}
+    every = qconv.sensitivity(model, images, **options)
+    one, other = (
+        qconv.sensitivity(model, images, output=each, **options)
+        for each in ("classes", lambda outputs: outputs["maps"][0])
+    )
+    assert every.together.error == pytest.approx((one.together.error + other.together.error) / 2)
+    assert every.costs["fc"] == pytest.approx(one.together.error and by_name(one, "fc").error / 2)
+    assert every.together.kl is every.loss is every.together.loss is None
+
+    def loss(outputs: dict[str, Any], labels: Tensor | None) -> Tensor:
+        assert labels is not None
+        return F.cross_entropy(outputs["classes"], labels) + outputs["maps"][0].square().mean()
+
+    found = qconv.sensitivity(model, images, labels, loss=loss, **options)
+    assert found.loss == pytest.approx(loss(model(images), labels).item(), rel=1e-6)
+    assert found.rows[0].cost == found.rows[0].loss
+    budget: dict[str, Any] = {"choices": [schemes.lsq(2, 2), schemes.lsq(8, 8)], "max_bytes": 10**5, "skip": ()}
+    for extra in ({"measure": "measured"}, {"loss": loss}, {"output": "classes"}):
+        assert len(qconv.assign_bits(model, images, labels, **extra, **budget).rows) == 4
+    with pytest.raises(TypeError, match="choose one by output="):
+        qconv.assign_bits(model, images, **budget)
+    with pytest.raises(TypeError, match="loss must return a tensor of one number"):
+        qconv.sensitivity(model, images, loss=lambda outputs, labels: outputs["classes"], **options)
+
+
+def by_name(found: qconv.Sensitivity, name: str) -> Any:
+    return next(row for row in found.rows if row.layer == name)
+
+
+def test_a_budget_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4)).eval()
+    for name in ("calibrate", "traces"):
+        monkeypatch.setattr(f"qconv.after_training.bit_assignment.{name}", None)
+    with pytest.raises(ValueError, match=r"of it has no choice, .* first_last='w8a8' makes those smaller"):
+        qconv.assign_bits(model, torch.randn(8, 3, 8, 8), choices=[schemes.lsq(2, 2)], max_bytes=10)
+
+
 def test_pruned_and_normalized_models_are_copied() -> None:
     model = three_layers()
     prune.l1_unstructured(model[0], "weight", 0.5)

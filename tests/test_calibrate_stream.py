@@ -15,7 +15,17 @@ from torch import Tensor, nn
 import qconv
 from qconv import Scheme, schemes
 from qconv.loop.norms import is_trained
-from qconv.quantizers import DSQInput, LSQInput, LSQPlusInput, MinMaxInput, PercentileInput, Quantizer, Stages
+from qconv.quantizers import (
+    LSQ,
+    DSQInput,
+    LSQInput,
+    LSQPlus,
+    LSQPlusInput,
+    MinMaxInput,
+    PercentileInput,
+    Quantizer,
+    Stages,
+)
 from qconv.quantizers.observers import Samples, Values
 from qconv.quantizers.percentiles import Percentiles, extent
 
@@ -59,13 +69,13 @@ EXACT = {
     "dsq": DSQInput,
 }
 CLOSE = {
-    "lsq": (partial(LSQInput, signed=True), 1e-5),
-    "lsq per channel": (partial(LSQInput, signed=True, per_channel=True), 1e-5),
+    "lsq": (partial(LSQInput, signed=True), 0.2),  # another sample of values
+    "lsq per channel": (partial(LSQInput, signed=True, per_channel=True), 0.2),
     "lsq_plus": (LSQPlusInput, 0.2),  # another sample of values
     "percentile": (partial(PercentileInput, percentile=95.0), 0.005),
     "percentile symmetric": (partial(PercentileInput, percentile=95.0, symmetric=True), 0.005),
     "percentile per channel": (partial(PercentileInput, percentile=95.0, per_channel=True), 0.07),
-    "stages": (partial(Stages, [(0, LSQInput), (0.5, partial(PercentileInput, percentile=95.0))]), 0.005),
+    "stages": (partial(Stages, [(0, LSQInput), (0.5, partial(PercentileInput, percentile=95.0))]), 0.2),
 }
 
 
@@ -78,7 +88,37 @@ def test_many_batches_give_what_one_gives(name: str) -> None:
     first(PICTURES).sum().backward()  # the first training batch
     for key, value in quantizer_of(once).state_dict().items():
         torch.testing.assert_close(quantizer_of(streamed).state_dict()[key], value, rtol=tolerance, atol=0)
-        assert quantizer_of(first).state_dict()[key].equal(value)
+        searched = key.endswith("step") and name != "lsq_plus"  # LSQ's formula is meant for training
+        assert quantizer_of(first).state_dict()[key].equal(value) is not searched
+
+
+@pytest.mark.parametrize("make", [partial(LSQInput, 4), partial(LSQInput, 3, signed=True), LSQ, LSQPlus])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_calibrated_steps_have_the_least_error(make: Any, per_channel: bool) -> None:
+    """Among 32 steps, to the fourth power; zeros and infinities keep what they had."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 500) ** 3
+    if "LSQInput" in str(make):
+        quantizer = make(per_channel=per_channel)
+        quantizer.build(4, 0)
+        observer = quantizer.observer()
+        observer.observe(x)
+        quantizer.initialize_from(observer)
+    else:
+        quantizer = make(per_channel=per_channel)
+        quantizer.initialize(x)
+        quantizer.search_(x)
+    rows = x if per_channel else x.view(1, -1)
+    low, high = quantizer.ends
+    for row, step in zip(rows, quantizer.step.flatten(), strict=True):
+        tried = row.abs().max() / high * torch.arange(1, 33) / 32
+        errors = [((row / each).round().clamp(low, high) * each - row).pow(4).mean() for each in tried]
+        torch.testing.assert_close(step, tried[torch.stack(errors).argmin()])
+    if "LSQInput" not in str(make):
+        before = quantizer.step.clone()
+        for value in (0.0, torch.inf, torch.nan):
+            quantizer.search_(torch.full_like(x, value))
+            assert quantizer.step.equal(before)
 
 
 @pytest.mark.parametrize("p", [60.0, 90.0, 99.0, 99.9])

@@ -60,7 +60,7 @@ def test_the_smaller_error_decides(x: Tensor, signed: bool) -> None:
         assert torch.equal(quantizer(x), fixed(x))
         assert quantizer.levels(*quantizer.tensors())[:2] == fixed.levels(*fixed.tensors())[:2]
         assert quantizer.whole_ends == fixed.whole_ends
-    assert least_error(x, 0, 15) < least_error(x, 0, 3)
+    assert least_error(x[None], 0, 15, 2)[1] < least_error(x[None], 0, 3, 2)[1]
 
 
 def test_the_first_batch_chooses_as_calibrate_does_and_arguments_win(

@@ -376,6 +376,7 @@ def test_penalties_of_computed_weights(penalty: Any, scheme: qconv.Scheme) -> No
     plain = nn.Sequential(qconv.QConv2d(4, 4, 3, scheme=scheme))
     layer: Any = model.eval()[0]
     plain.load_state_dict(qconv.float_state_dict(model) | {"0.weight": layer.weight.detach()}, strict=False)
+    qconv.calibrate(plain, [torch.randn(2, 4, 6, 6)])
     torch.testing.assert_close(first, penalty(plain))
     assert layer.parametrizations.weight.original.grad.any()
 

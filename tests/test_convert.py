@@ -159,7 +159,7 @@ def test_subclasses_and_quantized_layers_are_left_alone(capsys: pytest.CaptureFi
     qconv.plan(model, schemes.bwn(), skip=())
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("0  Conv2d stays: its weight is computed (pruning): call torch.nn.utils.")
-    assert lines[1] == "1  Special stays: a subclass of Conv2d"
+    assert lines[1] == "1  Special stays: a subclass of Conv2d, see subclasses={Special: qconv.QConv2d}"
     assert lines[2] == "2  LazyConv2d stays: a subclass of Conv2d"
     assert lines[3] == "3  QConv2d stays: quantized already, bnn()"
 
@@ -265,7 +265,10 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
     ("model", "message"),
     [
         (nn.Sequential(nn.ReLU()), r"model \(Sequential\) has no layer to convert: it has none of Conv1d, Conv2d"),
-        (nn.Sequential(Special(1, 1, 1)), r"has no layer to convert: it has Special"),
+        (
+            nn.Sequential(Special(1, 1, 1)),
+            r"left to convert:\n0  Special stays: .*see subclasses={Special: qconv.QConv2d}",
+        ),
     ],
 )
 def test_a_model_with_nothing_to_convert(model: nn.Module, message: str) -> None:

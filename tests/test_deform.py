@@ -251,9 +251,9 @@ def test_plan_and_convert(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == [
         "0              Conv2d stays: the first layer",
         "1              DeformConv2dPack → QDeformConv2dPack bnn()",
-        "1.conv_offset  OffsetConv2d stays: a subclass of Conv2d",
+        "1.conv_offset  OffsetConv2d stays: a subclass of Conv2d, see subclasses={OffsetConv2d: qconv.QConv2d}",
         "2              DeformConv2dPack stays: the last layer",
-        "2.conv_offset  OffsetConv2d stays: a subclass of Conv2d",
+        "2.conv_offset  OffsetConv2d stays: a subclass of Conv2d, see subclasses={OffsetConv2d: qconv.QConv2d}",
     ]
     qconv.convert(network, schemes.bnn(), skip=("first",))
     assert [type(layer) for layer in network] == [nn.Conv2d, QDeformConv2dPack, QDeformConv2dPack]
@@ -294,7 +294,7 @@ def test_what_a_plan_says_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     network = nn.ModuleList([Special(4, 4, 3), QDeformConv2d(4, 4, 3), DeformConv2d(4, 4, 3)])
     qconv.plan(network, schemes.bnn(), skip=())
     assert capsys.readouterr().out.splitlines() == [
-        "0  Special stays: a subclass of DeformConv2d",
+        "0  Special stays: a subclass of DeformConv2d, see subclasses={Special: qconv.QDeformConv2d}",
         "1  QDeformConv2d stays: quantized already, bwn()",
         "2  DeformConv2d → QDeformConv2d bnn()",
     ]

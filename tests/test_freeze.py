@@ -2,7 +2,6 @@
 
 import copy
 import threading
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,22 +11,16 @@ import pytest
 import torch
 from settings import default_dtype
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils import spectral_norm
 from torch.nn.utils.parametrizations import orthogonal
 from torch.nn.utils.prune import l1_unstructured
 
 import qconv
 from qconv import quantizers, schemes
-from qconv.inference import FrozenModel, freeze, verify
-from qconv.inference.adapters import Distance
-from qconv.inference.arithmetic import arithmetic
-from qconv.inference.boundaries import as_rounding, staircase
-from qconv.inference.fixed_weight import FixedWeight
-from qconv.inference.frozen_layers import IntegerConv2d, IntegerLayer
+from qconv.inference import freeze, verify
+from qconv.inference.integers import arithmetic
 from qconv.methods import AdaBinInput, AdaBinWeight
 from qconv.models import resnet20
-from qconv.models.activations import RPReLU
 from qconv.models.vgg import vgg_small
 from qconv.quantizers.levels import Levels
 from qconv.scheme import Scheme
@@ -58,10 +51,6 @@ def chain(*, pool: str = "", activation: type[nn.Module] = nn.Hardtanh, width: i
         parts += [nn.BatchNorm2d(width), activation()]
         parts += [nn.MaxPool2d(2)] if pool == "last" else []
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
-
-
-def codes_of(frozen: FrozenModel) -> Counter[str]:
-    return Counter(f"{each.arithmetic} {each.gives}" for each in frozen.layers)
 
 
 INTEGER = {
@@ -116,12 +105,12 @@ def test_every_scheme(name: str) -> None:
     checked = verify(model, frozen, input)
     assert checked.equal, f"\n{checked}"
     assert all(each.arithmetic != "float" for each in frozen.layers) == (name in INTEGER), frozen.layers
-    assert all(each.reason for each in frozen.layers if each.arithmetic == "float" or each.gives == "floats")
+    assert all(each.reason for each in frozen.layers if each.arithmetic == "float")
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
 
 
 @pytest.mark.parametrize("name", ["lsq_plus", "adabin", "dsq", "fp8", "xnor"])
-def test_weights_of_float_layers_are_quantized_once(name: str) -> None:
+def test_float_layers_of_other_kinds(name: str) -> None:
     scheme = schemes.xnor(center=True) if name == "xnor" else {**INTEGER, **FLOAT}[name]
     torch.manual_seed(0)
     layers = (
@@ -136,74 +125,26 @@ def test_weights_of_float_layers_are_quantized_once(name: str) -> None:
         frozen = freeze(model.eval())
         (told,) = frozen.layers
         assert told.arithmetic == "float"
-        inner = next(module for module in frozen.modules() if isinstance(module, type(layer)))
-        assert isinstance(inner.weight_quantizer, FixedWeight)
         torch.testing.assert_close(frozen(input), model(input), rtol=1e-5, atol=1e-6)  # in another memory format
         assert verify(model, frozen, input).equal
-        with torch.no_grad():
-            inner.weight_quantizer.weight.mul_(1.01)  # which is what the input is multiplied with
-        torch.testing.assert_close(frozen(input), 1.01 * model(input), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["minmax8", "affine"])
-def test_codes_around_a_zero_go_from_layer_to_layer(name: str) -> None:
-    input = torch.randn(4, 3, 12, 12)
-    model = trained(chain(activation=nn.Identity), INTEGER[name], input)
-    frozen = freeze(model, tolerance=0.01)
-    assert codes_of(frozen) == {"integer codes": 2, "integer floats": 1}
-    convs = [module for module in frozen.modules() if isinstance(module, IntegerConv2d)]
-    assert all(0 < conv.zero < 255 for conv in convs)
-    assert (convs[0].low, convs[0].high) == (0, 255)
-    torch.testing.assert_close(frozen(input), model(input), rtol=0, atol=0.02)
-    checked = verify(model, freeze(model), input)
-    assert checked.equal, f"\n{checked}"
-
-
-@pytest.mark.parametrize("pool", ["", "first", "last"])
-def test_binary_layers_hand_bits_on(pool: str) -> None:
-    input = torch.randn(4, 3, 17, 16)
-    model = trained(chain(pool=pool), schemes.bnn(), input)
-    frozen = freeze(model)
-    gives = "binary distances" if pool else "binary bits"
-    assert codes_of(frozen) == {gives: 2, "binary floats": 1}
-    assert sum(isinstance(module, nn.Hardtanh) for module in frozen.modules()) == 2  # before the first, behind the last
-    checked = verify(model, frozen, input)
-    assert checked.equal, f"\n{checked}"
-    # Sums of ±1 are exact in floats, too: both networks see the same signs.
-    assert sum(each.drift for each in checked.layers) == 0
-    torch.testing.assert_close(frozen(input), model(input), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("scheme", [schemes.lsq(4, 4), schemes.dorefa(2, 2), schemes.pact(3, 3)], ids=str)
-def test_codes_go_from_layer_to_layer(scheme: Scheme) -> None:
-    input = torch.randn(4, 3, 12, 12)
-    model = trained(chain(activation=nn.ReLU), scheme, input)
-    frozen = freeze(model)
-    assert codes_of(frozen) == {"integer codes": 2, "integer floats": 1}
-    conv = next(module for module in frozen.modules() if isinstance(module, IntegerConv2d) and module.low is not None)
-    assert conv(torch.randn(1, 24, 4, 4)).dtype == torch.uint8
-    assert verify(model, frozen, input).equal
 
 
 def test_a_resnet_and_shortcuts() -> None:
     input = torch.randn(2, 3, 32, 32)
     binary = trained(resnet20(shortcut="per_conv", activation=nn.Hardtanh), schemes.bireal(), input)
-    assert codes_of(freeze(binary)) == {"binary floats": 18}
     low = trained(resnet20(), schemes.lsq(4, 4), input)
-    assert codes_of(freeze(low)) == {"integer floats": 9, "integer codes": 9}
     for model in (binary, low):
         checked = verify(model, freeze(model), [input[:1], input[1:]])
         assert checked.equal, f"\n{checked}"
         assert (checked.samples, checked.decisions) == (2, 0)
-        assert not any(isinstance(module, nn.BatchNorm2d) for module in freeze(model).modules())
+        assert not freeze(model).unplanned
 
 
-def test_what_cannot_be_traced_is_frozen_in_parts() -> None:
+def test_a_forward_that_looks_at_the_size_of_its_input() -> None:
     input = torch.randn(2, 3, 32, 32)
-    model = trained(vgg_small(), schemes.bnn(), input)  # looks at the size of its input
+    model = trained(vgg_small(), schemes.bnn(), input)
     frozen = freeze(model)
-    assert type(frozen.network).__name__ == "VGG"
-    assert codes_of(frozen)["binary bits"] == 2
+    assert frozen.program(input).size == (32, 32)
     assert verify(model, frozen, input).equal
 
 
@@ -246,22 +187,9 @@ def test_linear_layers(scheme: Scheme) -> None:
     model.train()(input)
     checked = verify(model.eval(), freeze(model), input)
     assert checked.equal, f"\n{checked}"
-    if scheme.name != "bwn()" and not scheme.scale_map:
-        with pytest.raises(ValueError, match=r"with its batch norm folded it must be \(N, features\)"):
-            freeze(model)(input.view(2, 3, 70))
     single = qconv.QLinear(7, 3, scheme=scheme)
     qconv.calibrate(single, [torch.randn(2, 4, 7)])
     assert freeze(single.eval())(torch.randn(2, 4, 7)).shape == (2, 4, 3)
-
-
-def test_activations_with_a_bend_stay_between() -> None:
-    input = torch.randn(2, 3, 8, 8)
-    for activation in (nn.LeakyReLU, nn.PReLU):
-        model = trained(chain(activation=activation), schemes.bnn(), input)
-        assert codes_of(freeze(model))["binary bits"] == 2  # for signs any rising function will do
-        assert verify(model, freeze(model), input).equal
-    model = trained(chain(activation=lambda: RPReLU(24)), schemes.bnn(), input)  # pyright: ignore[reportArgumentType]
-    assert codes_of(freeze(model)) == {"binary floats": 3}
 
 
 @pytest.mark.nightly
@@ -288,8 +216,8 @@ def test_a_packed_file_is_proved(tmp_path: Path) -> None:
     found = qconv.verify(other, tmp_path / "model.safetensors", input)
     assert not found.equal
     assert found.first_difference is not None
-    assert found.first_difference.name == "6"
-    assert "not equal: '6' is the first layer that differs" in str(found)
+    assert found.first_difference.name == "9"  # which reads the layer
+    assert "not equal: '9' is the first layer that differs: its input is off" in str(found)
 
 
 def test_bad_models() -> None:
@@ -320,74 +248,6 @@ def test_empty_batches() -> None:
     for scheme in (schemes.bnn(), schemes.lsq(4, 4), schemes.adabin()):
         frozen = freeze(trained(chain(activation=nn.ReLU), scheme, input))
         assert frozen(input[:0]).shape == (0, 10)
-
-
-def test_steps_of_a_staircase() -> None:
-    def codes(sums: Tensor) -> Tensor:
-        rounded = (sums.double() * torch.tensor([0.3, -0.3, 0.0]) + torch.tensor([0.2, 0.2, 1.4])).round()
-        return rounded.clamp(0, 3).long()
-
-    stairs = staircase(codes, 3, 100, 0, 3)
-    assert stairs.falling.tolist() == [False, True, False]
-    assert stairs.edges.tolist() == [[1, 1, -100], [5, 5, 101], [8, 8, 101]]
-    line = as_rounding(stairs, lambda sums: sums.double() * torch.tensor([0.3, -0.3, 0.0]))
-    assert line is not None
-    sums = torch.arange(-100, 101).unsqueeze(1).expand(-1, 3)
-    assert torch.equal((sums.float() * line[0] + line[1]).round().clamp(0, 3).long(), codes(sums))
-
-
-def test_steps_that_no_line_has() -> None:
-    def codes(sums: Tensor) -> Tensor:
-        return (sums >= 1).long() + (sums >= 2) + (sums >= 50)
-
-    assert as_rounding(staircase(codes, 1, 100, 0, 3), lambda sums: sums.double()) is None
-
-
-def test_a_tolerance_is_for_values_near_an_edge() -> None:
-    """The edges of a staircase of coarse sums may be near a line, though its values are not: 0.44 is a 0."""
-    sums = torch.arange(-3, 4)
-    coarse = torch.tensor([-1.0, -0.5, 0.0, 0.44, 1.1, 1.5 + 1e-9, 2.2], dtype=torch.float64)
-
-    def values(sums: Tensor) -> Tensor:
-        return coarse[sums.long() + 3]
-
-    stairs = staircase(lambda sums: values(sums).round().clamp(0, 2).long(), 1, 3, 0, 2)
-    assert as_rounding(stairs, values, 0.05) is None
-    line = as_rounding(stairs, values, 0.5)
-    assert line is not None
-    missed = (sums * line[0] + line[1]).round().clamp(0, 2) != values(sums).round().clamp(0, 2)
-    assert missed.any()
-    assert ((values(sums) % 1 - 0.5).abs()[missed] <= 0.5).all()
-    with torch.no_grad():
-        torch.manual_seed(113)
-        sizes = ((3, 8), (8, 8), (8, 8), (8, 4))
-        model = nn.Sequential(*(nn.Conv2d(before, after, 1) for before, after in sizes))
-        model = qconv.convert(model, schemes.apot(2, 2))
-        input = torch.randn(16, 3, 8, 8)
-        model(input)
-        expected = model.eval()(input)
-        torch.testing.assert_close(freeze(model, tolerance=0.01)(input), expected)  # was off by more than its largest
-
-
-@pytest.mark.parametrize(
-    "between",
-    [
-        partial(F.hardtanh, min_val=-0.7, max_val=0.7),
-        partial(F.pad, pad=(1, 1, 1, 1), value=0.3),
-        partial(torch.clamp, max=0.8),
-        lambda x: x.masked_fill(x < 0, 0.3),
-    ],
-    ids=["hardtanh", "pad", "clamp", "masked_fill"],
-)
-def test_the_numbers_of_a_call_are_those_of_float32(between: Callable[[Tensor], Tensor]) -> None:
-    class Network(nn.Sequential):
-        def forward(self, input: Tensor) -> Tensor:
-            return self[1](between(self[0](input)))
-
-    model, input = Network(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), torch.randn(4, 3, 9, 9)
-    model = qconv.convert(model, schemes.bwn(), skip=()).eval()
-    found = verify(model, freeze(model, example=input), input)
-    assert found.equal, str(found)
 
 
 def test_a_mask_of_infinities_is_frozen() -> None:
@@ -483,29 +343,6 @@ def test_two_values_around_a_centre(name: str, geometry: dict[str, Any]) -> None
         assert (frozen(input) - wanted).abs().max() <= 2**-20 * wanted.abs().max()
 
 
-def test_layers_of_two_values_hand_floats_on() -> None:
-    model, input = sequence(conv(), nn.BatchNorm2d(24), conv(), nn.BatchNorm2d(24), scheme=schemes.adabin())
-    for layer in (model[0], model[2]):  # pyright: ignore[reportIndexIssue]
-        around(layer)
-    frozen = freeze(model)
-    assert codes_of(frozen) == {"offset floats": 2}
-    assert [told.folded for told in frozen.layers] == [("1",), ("3",)]
-    assert verify(model, frozen, input).equal
-    torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
-    other = copy.deepcopy(frozen)
-    for tensor in other.state_dict().values():
-        tensor.zero_()
-    for size in (11, 12):
-        other(input[..., :size])
-    other.load_state_dict(frozen.state_dict())
-    assert torch.equal(other(input), frozen(input))
-    for name in ("network.0.centre", "network.0.scale", "network.0.bias"):
-        other.load_state_dict({**frozen.state_dict(), name: frozen.state_dict()[name] * (1 + 2**-16)})
-        found = verify(model, other, input).first_difference
-        assert found is not None, name
-        assert (found.name, found.sums) == ("0", 0)
-
-
 class Squares(nn.ReLU):
     def forward(self, input: Tensor) -> Tensor:
         return input * input - 1
@@ -545,66 +382,17 @@ def test_a_computed_weight_is_refused_with_its_remedy(wrap: Callable[[nn.Module]
         freeze(model)
 
 
-def plant_nan(frozen: FrozenModel) -> None:
-    next(each for each in frozen.modules() if isinstance(each, IntegerLayer) and each.scale.ndim).scale.fill_(torch.nan)
-
-
-def plant_distance(frozen: FrozenModel) -> None:
-    next(each for each in frozen.modules() if isinstance(each, Distance)).factor.neg_()
-
-
-def plant_step(frozen: FrozenModel) -> None:
-    next(each for each in frozen.modules() if isinstance(each, Distance)).shift += 2
-
-
-def plant_first(frozen: FrozenModel) -> None:
-    next(each for each in frozen.modules() if type(each) is nn.Conv2d).weight.zero_()
-
-
-def plant_last(frozen: FrozenModel) -> None:
-    next(each for each in frozen.modules() if type(each) is nn.Linear).weight.neg_()
-
-
-@pytest.mark.parametrize("plant", [plant_nan, plant_distance, plant_step, plant_first, plant_last])
-def test_differences_anywhere_are_found(plant: Any) -> None:
-    input = torch.randn(8, 3, 16, 16)
-    model = trained(chain(pool="first"), schemes.bnn(), input)
-    frozen = freeze(model)
-    with torch.no_grad():
-        plant(frozen)
-    found = verify(model, frozen, input)
-    assert not found.equal
-    assert "not equal" in str(found)
-
-
-@pytest.mark.parametrize("plant", [None, plant_first, plant_last])
-@pytest.mark.parametrize(
-    ("scheme", "part"), [(schemes.lsq(8, 8), 3e-6), (schemes.shift_q(fixed_point=(16, 16)), 2**-23)]
-)
-def test_outputs_are_judged_though_codes_drift(scheme: Scheme, part: float, plant: Any) -> None:
-    input = torch.randn(2, 3, 48, 48)
-    model = trained(chain(activation=nn.ReLU), scheme, input)
-    frozen = freeze(model)
-    with torch.no_grad():
-        next(each for each in frozen.modules() if type(each) is nn.Conv2d).weight.mul_(1 + part)
-        if plant is not None:
-            plant(frozen)
-    found = verify(model, frozen, input)
-    assert found.layers[0].drift > 0
-    assert found.equal == (plant is None), f"\n{found}"
-
-
 def test_the_decision_of_a_single_output_is_its_sign() -> None:
     input = torch.randn(8, 3, 8, 8)
     model = trained(resnet20(num_classes=1), schemes.bwn(), input)
+    with torch.no_grad():
+        model.fc.bias.sub_(model(input).mean())  # pyright: ignore
     frozen = freeze(model)
     assert verify(model, frozen, input).decisions == 0
-    frozen = copy.deepcopy(frozen)
     with torch.no_grad():
         negative = int((model(input) <= 0).sum())
-        last: Any = next(each for each in frozen.modules() if type(each) is nn.Linear)
-        last.bias.add_(100)
-    assert verify(model, frozen, input).decisions == negative > 0
+        model.fc.bias.add_(-100)  # pyright: ignore
+    assert verify(model, frozen, input).decisions == len(input) - negative > 0
 
 
 def test_a_frozen_model_is_not_cast() -> None:
@@ -641,7 +429,7 @@ def test_a_layer_that_the_trained_model_alone_calls() -> None:
             self.conv, self.times = conv(), 2
 
         def forward(self, input: Tensor) -> Tensor:
-            for _ in range(len(input) * 0 + self.times):  # can't be traced
+            for _ in range(self.times):
                 input = self.conv(input)
             return input
 
@@ -649,11 +437,8 @@ def test_a_layer_that_the_trained_model_alone_calls() -> None:
     model = trained(Twice(), schemes.bnn(), input, skip=())
     frozen = freeze(model)
     assert verify(model, frozen, input).equal
-    network: Any = frozen.network
-    for network.times in (1, 3):
-        checked = verify(model, frozen, input)
-        assert not checked.equal
-        assert checked.layers[0].unexplained == 2 * 24 * 6 * 6
+    for model.times in (1, 3):  # pyright: ignore
+        assert not verify(model, frozen, input).equal
 
 
 def test_frozen_under_inference_mode() -> None:
@@ -724,29 +509,6 @@ def test_shifts_of_signs_have_the_border_of_the_training(weight: Any, padding_va
     frozen = freeze(model)
     x = torch.randn(2, 8, 6, 6)
     assert frozen.layers[0].arithmetic == "shift"
-    torch.testing.assert_close(frozen(x), model(x))
-    assert verify(model, frozen, x).equal
-
-
-class Namesake(nn.Module):
-    """Has a layer whose name is the one that a frozen model would give to a part of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3)
-        self.first_distance = nn.Conv2d(3, 8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.second(nn.functional.max_pool2d(self.norm(self.first(x)), 2))
-        return out + self.first_distance(x)[..., : out.shape[2], : out.shape[3]]
-
-
-def test_a_module_that_is_called_as_a_part_of_the_frozen_model() -> None:
-    model = qconv.convert(Namesake(), schemes.bnn(), skip=("first_distance",))
-    x = torch.randn(4, 3, 12, 12)
-    model(x)
-    frozen = freeze(model.eval())
-    assert frozen.layers[0].gives == "distances"
     torch.testing.assert_close(frozen(x), model(x))
     assert verify(model, frozen, x).equal
 

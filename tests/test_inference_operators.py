@@ -21,12 +21,10 @@ from torch import Tensor
 
 import qconv
 from qconv import schemes
-from qconv.inference.frozen_layers import Encode, IntegerConv2d
 from qconv.kernels import exact_sums, native, native_weight, onednn, operators
 from qconv.kernels.exact_sums import sums_of_products
 from qconv.kernels.operators import code_dtype, digits_of_shifts, of_8_bits, pack_signs, pack_weight, unpack_signs
 from qconv.kernels.window import Window
-from qconv.quantizers import MinMaxInput
 
 # channels, outputs, groups, kernel, stride, padding, dilation, padding value, height, width, batch
 SHAPES = [
@@ -281,14 +279,6 @@ def test_codes_with_a_zero_and_weights_beyond_8_bits(
     assert torch.equal(torch.ops.qconv.integer_conv2d(*operands, zero=zero).long(), wanted)
     scaled = torch.ops.qconv.integer_conv2d(*operands, torch.full((6,), 0.5), torch.ones(6), zero=zero)
     assert torch.equal(scaled.double(), wanted / 2 + 1)
-    layer = IntegerConv2d(
-        *(whole, Window((2, 2), padding, groups=groups), torch.ones(6), torch.zeros(6)),
-        *(Encode(MinMaxInput(), torch.uint8, zero=zero), zero),
-    )
-    layer.encoder = None
-    assert torch.equal(layer.whole_weight().long(), whole)
-    assert torch.equal(layer.accumulate(codes).long(), wanted)
-    assert torch.equal(layer.handed(layer.codes(codes)), codes)
 
 
 @pytest.mark.parametrize(("channels", "parts"), [(16, 1), (100, 2), (200, 4), (700, 0)])

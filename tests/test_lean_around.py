@@ -182,7 +182,7 @@ def test_fingerprints_name_the_twins() -> None:
 
 @pytest.mark.parametrize("exact", mostly_nightly([False, True], (False,)))
 def test_onnx(exact: bool, tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
     net = qconv.convert(
         nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)),
         schemes.lsq(),

@@ -459,7 +459,9 @@ def test_calibrate_sets_what_starts_from_data(name: str) -> None:
     assert qconv.calibrate(model, [x[:4], x[4:]]) == ["0", "1"]
     expected = scheme.input()
     expected.build(3, 1)
-    expected.initialize(x)
+    observer = expected.observer()
+    observer.observe(x)
+    expected.initialize_from(observer)
     first = model[0]
     assert isinstance(first, qconv.QConv2d)
     close = 1e-2 if name.startswith("percentile") else 1e-6

@@ -42,12 +42,13 @@ ROOMS = {
     "summary": {"ground", "layers", "lean", "packed", "quantizers"},
     "program": {"kernels"},
     "inference": {"convert", "ground", "kernels", "layers", "lean", "packed", "program", "quantizers"},
-    "onnx": {"ground", "inference", "kernels", "layers", "packed", "quantizers"},
+    "onnx": {"ground", "inference", "layers", "program"},
     "zoo": {"ground", "images", "inference", "packed", "runs"},
     "export": {"ground", "inference", "layers", "onnx", "packed", "program", "zoo"},
     "after_training": {"convert", "ground", "layers", "lean", "loop", "methods", "quantizers", "scheme", "summary"},
     "bench": {
-        *("convert", "data", "ground", "inference", "kernels", "lean", "loop", "models", "onnx", "packed", "scheme")
+        *("after_training", "convert", "data", "ground", "inference", "kernels", "lean", "loop", "models", "onnx"),
+        *("packed", "scheme"),
     },
     "training": {
         *("after_training", "bench", "check", "convert", "data", "distillation", "ground", "images", "inference"),

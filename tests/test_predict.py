@@ -1,6 +1,7 @@
 """`qconv predict` and `qconv summary`: what a packed model says of images, and of itself."""
 
 import contextlib
+import copy
 import json
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from qconv.cli.image_files import picture_files
 from qconv.cli.source import Source
 from qconv.images import DecodingError, centre_crop
 from qconv.inference import FrozenModel, freeze
-from qconv.inference.frozen_layers import BinaryConv2d
 from qconv.models import small_cnn
 from qconv.zoo.predict import Predictor
 
@@ -232,7 +232,7 @@ def test_a_model_is_verified(picture: Path, tmp_path: Path, capsys: pytest.Captu
     packed(tmp_path / "model")
     assert main(["verify", str(tmp_path / "model"), str(picture), str(picture)]) == 0
     header, *rows, verdict = capsys.readouterr().out.splitlines()
-    assert header.split()[:3] == ["layer", "arithmetic", "gives"]
+    assert header.split()[:3] == ["layer", "arithmetic", "codes"]
     assert all(row.split()[1] == "binary" for row in rows)
     assert verdict.startswith("equal; outputs differ from the trained ones by up to ")
     assert verdict.endswith("; 0 of 2 predicted classes differ")
@@ -244,9 +244,10 @@ def test_a_model_that_differs(
     picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(model: torch.nn.Module, *_: object) -> FrozenModel:
-        frozen = freeze(model)
-        next(each for each in frozen.modules() if isinstance(each, BinaryConv2d)).tap_sums.add_(1)
-        return frozen
+        other = copy.deepcopy(model)
+        norm = next(each for each in other.modules() if isinstance(each, torch.nn.BatchNorm2d))
+        norm.bias.data[:3].add_(1)
+        return freeze(other)
 
     monkeypatch.setattr(sys.modules["qconv.inference.verify"], "build", wrong)
     packed(tmp_path / "model")

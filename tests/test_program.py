@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.inference import FrozenModel, freeze, verify
-from qconv.inference.lower import lower
+from qconv.inference import FrozenModel, freeze, lower as lowering, verify
 from qconv.kernels.native import instruction_sets
 from qconv.models import RPReLU, resnet20
 from qconv.program import operations as ops
@@ -58,7 +57,7 @@ def trained(model: nn.Module, scheme: Scheme | None, input: Tensor, **options: A
 def check_plan(model: nn.Module, input: Tensor) -> FrozenModel:
     """The frozen model runs as a plan, equal to its program's definition, and `verify` finds it equal to the model."""
     frozen = freeze(model)
-    assert torch.equal(frozen(input), lower(frozen.network, input).run(input))
+    assert torch.equal(frozen(input), frozen.program(input).run(input))
     assert not frozen.unplanned
     checked = verify(model, frozen, input)
     assert checked.equal, f"\n{checked}"
@@ -135,7 +134,7 @@ def every(kinds: int, groups: int) -> Program:
             inputs=(x,), channels=channels + 7, weight=torch.randn(channels + 7, channels, 3, 3), window=depth
         )
     )
-    program.output = program.add(ops.Add(inputs=(wide, taken), channels=channels + 7))
+    program.outputs = (program.add(ops.Add(inputs=(wide, taken), channels=channels + 7)),)
     return program
 
 
@@ -253,7 +252,7 @@ def test_every_operation_in_c(kinds: int, groups: int, isa: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_in_c(name: str) -> None:
     model, x = network(name), torch.randn(5, 3, 17, 13)
-    program = lower(check_plan(model, x).network, x)
+    program = check_plan(model, x).program(x)
     wanted = program.run(x)
     for isa in instruction_sets():
         plan = plan_of(program, (17, 13), isa)
@@ -266,7 +265,7 @@ def test_a_plan_keeps_to_its_images() -> None:
     frozen = freeze(network("bnn"))
     for size in (8, 9, 32, 8):
         x = torch.randn(2, 3, size, size)
-        program = lower(frozen.network, x)
+        program = frozen.program(x)
         assert program.size is None
         assert torch.equal(frozen(x), program.run(x))
     with pytest.raises(RuntimeError, match="expected input"):
@@ -307,13 +306,13 @@ def test_a_linear_layer_of_flattened_images_fixes_their_size() -> None:
         )
         x = torch.randn(4, 3, 8, 8)
         frozen = freeze(trained(nn.Sequential(*parts), scheme, x))
-        assert torch.equal(frozen(x), lower(frozen.network, x).run(x))
+        assert torch.equal(frozen(x), frozen.program(x).run(x))
         assert not frozen.unplanned
-        assert lower(frozen.network, x).size == (8, 8)
+        assert frozen.program(x).size == (8, 8)
 
 
 class Gated(nn.Module):
-    """A network with what a program has no operation for."""
+    """A network with what C has no operation for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,12 +323,12 @@ class Gated(nn.Module):
         return self.second(hidden * hidden.mean((2, 3), keepdim=True).sigmoid())
 
 
-def test_what_a_program_can_not_hold_runs_module_by_module() -> None:
+def test_what_c_has_no_operation_for_runs_by_torch() -> None:
     x = torch.randn(2, 3, 8, 8)
     model = trained(Gated(), schemes.lsq(4, 4), x, skip=["first"])
     frozen = freeze(model)
     assert verify(model, frozen, x).equal
-    assert frozen.unplanned == "'sigmoid': a program has no operation for it (sigmoid)"
+    assert frozen.unplanned == "'sigmoid': C has no sigmoid"
     frozen = freeze(network("bnn"))
     planned = frozen(x)
     assert not frozen.unplanned
@@ -338,13 +337,13 @@ def test_what_a_program_can_not_hold_runs_module_by_module() -> None:
         assert frozen(x).shape == planned.shape
 
 
-def test_many_multiplications_of_floats_stay_in_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_many_multiplications_of_floats_are_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, x = network("bwn"), torch.randn(2, 3, 16, 16)
-    assert lower(freeze(model).network, x).multiplications((16, 16)) == (10_138_240, 0)
+    assert freeze(model).program(x).multiplications((16, 16)) == (10_138_240, 0)
     monkeypatch.setattr("qconv.inference.build._MANY", 10**7)
     frozen = freeze(model)
     frozen(x)
-    assert frozen.unplanned == "10,138,240 multiplications of floats are faster in its modules"
+    assert frozen.unplanned == "10,138,240 multiplications of floats are faster in torch"
     qconv.save_program(model, tmp_path / "model.qcp", x)
 
 
@@ -438,10 +437,6 @@ def test_copies_and_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda place: (frozen, other)[place % 2](x), range(64)))
     assert all(torch.equal(result, (wanted, of_other)[place % 2]) for place, result in enumerate(results))
-    changed = copy.deepcopy(frozen)
-    state = {name: -tensor if name.endswith("fc.bias") else tensor for name, tensor in frozen.state_dict().items()}
-    changed.load_state_dict(state)
-    assert not torch.equal(changed(x), wanted)
 
 
 # Verification of what runs
@@ -476,7 +471,7 @@ def test_faults_of_a_program_are_found(fault: str, monkeypatch: pytest.MonkeyPat
     model = trained(resnet20(downsample="B"), schemes.lsq(4, 4), x := torch.randn(8, 3, 16, 16))
 
     def faulty(network: nn.Module, sample: Tensor) -> Program:
-        program = lower(network, sample)
+        program = lowering.lower(network, sample)
         FAULTS[fault](program)
         return program
 
@@ -537,7 +532,7 @@ def test_messages_of_qconv_run(qconv_run: str, tmp_path: Path) -> None:
 
 def test_what_has_no_program_is_refused_by_name(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
-    with pytest.raises(ValueError, match=r"the model has no program: 'sigmoid': a program has no operation for it"):
+    with pytest.raises(ValueError, match=r"the model has no program for C: 'sigmoid': C has no sigmoid"):
         qconv.save_program(trained(Gated(), schemes.lsq(4, 4), x, skip=["first"]), tmp_path / "model.qcp", x)
     assert not (tmp_path / "model.qcp").exists()
 
@@ -655,7 +650,7 @@ def test_tensors_that_c_can_not_read_and_other_defaults() -> None:
 def test_a_mean_of_many_equal_pixels() -> None:
     x = torch.rand(1, 4, 1, 1).expand(1, 4, 1000, 1000).contiguous()
     program = Program(4)
-    program.output = program.add(ops.Mean(inputs=(0,), channels=4))
+    program.outputs = (program.add(ops.Mean(inputs=(0,), channels=4)),)
     found = program.run(x)
     assert torch.equal(plan_of(program, (1000, 1000))(x, 2), found)
     assert (found - x[..., :1, :1]).abs().max() < 2e-5

@@ -138,11 +138,25 @@ class Same(nn.Conv2d):
     """Computes what its parent computes."""
 
 
+class Pads(nn.Conv2d):
+    """Pads by itself."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.pad(input, (0, 1, 0, 1)))
+
+
 class UnitConv2d(nn.Conv2d):
     """Divides its weight by its norm."""
 
     def forward(self, input: Tensor) -> Tensor:
         return self._conv_forward(input, self.weight / self.weight.norm(), self.bias)
+
+
+class Padless(nn.Conv2d):
+    """Computes without its parent."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(F.pad(input, (0, 1, 0, 1)), self.weight, self.bias)
 
 
 class QUnitConv2d(ComputedFilters, QConv2d, UnitConv2d):
@@ -172,12 +186,29 @@ def test_a_callers_own_subclasses(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert model(input).equal(expected)
 
 
+def test_a_subclass_that_pads_by_itself_still_does(capsys: pytest.CaptureFixture[str]) -> None:
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 1), Pads(4, 4, 2), nn.Conv2d(4, 4, 1)).eval()
+    input = torch.randn(2, 3, 6, 6)
+    expected = model(input)
+    qconv.plan(nn.Sequential(Pads(4, 4, 2)), schemes.bwn())
+    assert "Pads stays: a subclass of Conv2d, see subclasses={Pads: qconv.QConv2d}" in capsys.readouterr().out
+    qconv.convert(model, schemes.minmax(8, None), subclasses={Pads: QConv2d})
+    torch.testing.assert_close(model(input), expected, rtol=0.1, atol=0.02)
+    assert not model(input).equal(expected)
+    assert model[1](input[0, [0, 0, 0, 0]]).equal(model[1](input[:1, [0, 0, 0, 0]])[0])
+    assert 0 < qconv.sensitivity(model, input).rows[0].error < 0.01
+    qconv.to_float(model)
+    assert type(model[1]) is Pads
+    assert model(input).equal(expected)
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
         ({Same: nn.Conv2d}, r"subclasses\[.*Same.*\] \(=.*Conv2d.*\) must be a quantized layer's class"),
         ({Same: qconv.QLinear}, r"subclasses: .*Same.* must be a float subclass of Linear, as QLinear is"),
         ({qconv.BNNConv2d: QConv2d}, "must be a float subclass of Conv2d"),
+        ({Padless: QConv2d}, r"Padless.forward calls neither super\(\).forward\(\) nor self._conv_forward\(\)"),
     ],
 )
 def test_wrong_tables(table: Any, message: str) -> None:

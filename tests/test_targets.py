@@ -20,7 +20,6 @@ from qconv import Scheme, schemes
 from qconv.cli.export import OTHERS
 from qconv.export.targets import TARGETS
 from qconv.inference import freeze
-from qconv.inference.lower import lower
 from qconv.program import operations as ops
 from qconv.program.edges import edges_of, float_at, place_of
 from qconv.program.operations import Program, Window
@@ -95,7 +94,7 @@ MADE: dict[str, Callable[[], torch.nn.Module]] = {
 def test_networks(target: str, name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     frozen, images = freeze(MADE[name]()), torch.randn(4, 3, 17, 13)
-    program = lower(frozen.network, images)
+    program = frozen.program(images)
     if (target, name) in (("qonnx", "apot44"), ("qonnx", "n2uq22")):
         with pytest.raises(ValueError, match=r"'stages\.0\.0\.conv1': its levels are uneven, and QONNX's Quant"):
             written(target, program, images, tmp_path)
@@ -123,7 +122,7 @@ def test_codes_change_at_the_edges(target: str, step: float, low: int, high: int
     given: dict[str, Any] = {"channels": 1, "origin": "layer"}
     program.add(ops.Quantize(**given, inputs=(0,), edges=edges, codes=levels, zero=-low, step=step))
     weight = torch.ones(1, 1, 1, 1, dtype=torch.int8)
-    program.output = program.add(ops.ConvCodes(**given, inputs=(1,), weight=weight, window=Window(), zero=-low))
+    program.outputs = (program.add(ops.ConvCodes(**given, inputs=(1,), weight=weight, window=Window(), zero=-low)),)
     check(target, program, near(target, edges), tmp_path)
 
 
@@ -134,7 +133,7 @@ def test_signs_change_at_the_edge(target: str, edge: float, tmp_path: Path) -> N
     given: dict[str, Any] = {"channels": 1, "origin": "layer"}
     program.add(ops.Sign(**given, inputs=(0,), edge=torch.tensor([edge])))
     weight = torch.ones(1, 1, 1, 1, dtype=torch.int8)
-    program.output = program.add(ops.ConvBits(**given, inputs=(1,), weight=weight, window=Window()))
+    program.outputs = (program.add(ops.ConvBits(**given, inputs=(1,), weight=weight, window=Window())),)
     check(target, program, near(target, torch.tensor([edge])), tmp_path)
 
 
@@ -174,7 +173,7 @@ def test_an_operation_that_a_target_does_not_have_is_refused_by_its_layer(target
     pytest.importorskip(PACKAGES.get(target, target))
     program = Program(3)
     given: dict[str, Any] = {"inputs": (0,), "channels": 3, "origin": "gate.act"}
-    program.output = program.add(ops.Operation(**given))
+    program.outputs = (program.add(ops.Operation(**given)),)
     with pytest.raises(ValueError, match=r"'gate\.act': .* can't be written for"):
         import_module(f"qconv.export.{target}").write(program, tmp_path / f"model{SUFFIXES[target]}", (4, 4))
     assert not list(tmp_path.iterdir())
@@ -217,7 +216,7 @@ def test_openvino_convolves_in_8_bits_with_the_settings_that_the_file_names(tmp_
     from qconv.export.openvino import SETTINGS, write
 
     images = torch.randn(2, 3, 16, 16)
-    write(lower(freeze(network("lsq44")).network, images), tmp_path / "model.xml", (16, 16))
+    write(freeze(network("lsq44")).program(images), tmp_path / "model.xml", (16, 16))
     model = openvino.Core().read_model(tmp_path / "model.xml")
     assert {name: model.get_rt_info(["qconv", name]).astype(str) for name in SETTINGS} == SETTINGS
     running = openvino.Core().compile_model(model, "CPU", SETTINGS).get_runtime_model()
@@ -237,7 +236,7 @@ def test_the_costs_that_qonnx_counts_are_those_of_the_summary(
     from qconv.export.qonnx import write
 
     model = qconv.load(name)
-    write(lower(freeze(model).network, torch.randn(2, *size)), tmp_path / "model.onnx", size[1:])
+    write(freeze(model).program(torch.randn(2, *size)), tmp_path / "model.onnx", size[1:])
     found = qonnx.inference_cost(str(tmp_path / "model.onnx"), discount_sparsity=False)["total_cost"]
     macs = {tuple(key.split("_")[2:]): count for key, count in found.items() if key.startswith("op_mac")}
     by_bits = {tuple(datatypes.DataType[kind].bitwidth() for kind in reversed(kinds)): n for kinds, n in macs.items()}
@@ -271,7 +270,7 @@ def test_a_network_of_integers_on_an_fpga(tool: str, packages: list[str], tmp_pa
 
     images = torch.randn(16, 1, 14, 14)
     frozen = freeze(trained(Integers(), schemes.lsq(4, 4, signed_input=None), images, skip=()))
-    write(lower(frozen.network, images), tmp_path / "model.onnx", (14, 14))
+    write(frozen.program(images), tmp_path / "model.onnx", (14, 14))
     np.save(tmp_path / "images.npy", images.numpy())
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"

@@ -1,6 +1,7 @@
 """Learned rounding of a block's weights, from its inputs and target outputs (AdaRound, BRECQ)."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ BETA = (20.0, 2.0)
 """The exponent of its regularization at the start and at the end."""
 WARM_UP = 0.2
 """The share of the iterations without regularization."""
+POSITIONS, FEWEST = 2**12, 4
+"""A step takes no more samples than have these positions in the output, but no fewer than these samples: on large
+images others would repeat what it has seen, and take most of the time."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,17 @@ def _open(block: nn.Module) -> Iterator[dict[str, Rounding]]:
 
 
 def learn_rounding(
-    block: nn.Module, input: Tensor, target: Tensor, options: Options, generator: torch.Generator
+    block: nn.Module,
+    input: Tensor,
+    target: Tensor,
+    options: Options,
+    generator: torch.Generator,
+    steps: Iterator[int],
 ) -> float:
-    """Learn the rounding of a block's weights, and apply it; return the share of changed weights."""
+    """Learn the rounding of a block's weights, and apply it; return the share of changed weights.
+
+    For each iteration the next number is taken from ``steps``, which may show the progress.
+    """
     ranges = [each for layer in layers_of(block) for each in layer.input_quantizer.parameters() if each.requires_grad]
     was = {each: (each.requires_grad, each.grad) for each in block.parameters()}
     for each in was:
@@ -108,8 +120,8 @@ def learn_rounding(
             ]
             optimizer = torch.optim.Adam([group for group in groups if group["params"]])
             feature_dim = feature_dim_of(block, input[:1])
-            for step in range(options.iterations):
-                count = min(options.batch_size, len(input))
+            count = _samples(target.shape, feature_dim, options.batch_size)
+            for step, _ in zip(range(options.iterations), steps, strict=False):
                 batch = torch.randint(0, len(input), (count,), generator=generator, device="cpu")
                 weights = {name: rounding.weight() for name, rounding in roundings.items()}
                 output = functional_call(block, weights, (input[batch],))
@@ -128,6 +140,12 @@ def learn_rounding(
             each.requires_grad_(required)
             each.grad = grad
     return moved / max(sum(rounding.logits.numel() for rounding in roundings.values()), 1)
+
+
+def _samples(size: Sequence[int], feature_dim: int, most: int) -> int:
+    """The number of samples in a step, of outputs of this size."""
+    positions = max(math.prod(size[1:]) // max(size[feature_dim], 1), 1)
+    return min(most, size[0], max(POSITIONS // positions, FEWEST))
 
 
 def _regularization(roundings: dict[str, Rounding], step: int, options: Options) -> Tensor | float:

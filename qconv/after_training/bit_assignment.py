@@ -27,9 +27,9 @@ from ..scheme import Scheme
 from ..summary import Summary, summarize
 from ..summary.costs_table import row_name
 from .hessian import expected_losses, traces
-from .integer_program import Choice as Choice, cheapest
+from .integer_program import Choice as Choice, cheapest, check_budgets
 from .layer_chart import BLUE, layer_chart
-from .samples import Batches, Output, batches_of
+from .samples import Batches, Loss, Output, batches_of
 from .sensitivity import sensitivity
 
 Measure = Literal["hessian", "measured"]
@@ -116,6 +116,7 @@ def assign_bits(
     measure: Measure = "hessian",
     skip: Sequence[str] = ("first", "last"),
     output: Output | None = None,
+    loss: Loss | None = None,
     probes: int = 16,
     batch_size: int = 64,
     max_samples: int = 128,
@@ -145,8 +146,8 @@ def assign_bits(
         >>> qconv.convert(model, lsq(4, 4), overrides=found.overrides)  # doctest: +SKIP
 
     Args:
-        model: a float model that takes one tensor and returns logits, or several outputs of which ``output`` chooses
-            them. It is not changed.
+        model: a float model that takes one tensor and returns logits, or several outputs: see ``output`` and ``loss``.
+            It is not changed.
         images: a tensor of samples, or batches, with or without labels, as from a DataLoader; CPU tensors are moved
             to the model's device.
         labels: the samples' classes, with a tensor of images. Without labels the loss is the cross-entropy to the
@@ -158,6 +159,8 @@ def assign_bits(
         measure: ``"hessian"`` or ``"measured"``.
         skip: layers that stay float, as for `qconv.convert`; they count in the budget.
         output: as for `qconv.sensitivity`: the index or key of the logits, or a function that gives them.
+        loss: computes the mean loss of a batch from what the model returns and the labels, in place of the
+            cross-entropy of the logits. The Hessian of several outputs needs it, or ``output``.
         probes: random vectors for each tensor and batch; a product of the Hessian takes a few times as long as a step.
         batch_size: of a tensor of images.
         max_samples: the number of samples that are used.
@@ -188,9 +191,22 @@ def assign_bits(
         raise ValueError("overrides must not be given: assign_bits chooses them; use skip for layers that stay float")
     batches = batches_of(model, images, labels, batch_size, max_samples)
     options = {"before_sign": "keep", "skip": skip, **options, "check": False}
-    converted = [_converted(model, scheme, batches, options) for scheme in choices]
+    converted = [_converted(model, scheme, options) for scheme in choices]
     # Layers that get the scheme of `first_last`, whatever the choice is, are not chosen for.
     asked = list(quantized_layers(convert(copied(model), choices[0], **{**options, "first_last": "float"})))
+    input_size = tuple(batches[0][0].shape[1:])
+    summaries = [summarize(each, input_size) for each in converted]
+    counted = {row.name for row in summaries[0].rows}
+    names = [name for name in asked if row_name(name) in counted]  # without those that nothing calls
+    rest = {"packed_bytes": min(summary.header_bytes for summary in summaries), "bops": 0}
+    for figure in rest:
+        rest[figure] += min(_rest(summary, names, figure) for summary in summaries)
+    uncosted = _others(names, choices, summaries, [dict.fromkeys(names, 0.0)] * len(choices))
+    uniform = _uniform(uncosted, summaries, max_bytes, max_bops)
+    if uniform is None:  # before anything is measured
+        check_budgets(uncosted, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
+    for each in converted:
+        calibrate(each, [images for images, _ in batches], max_samples=sum(len(images) for images, _ in batches))
     if measure == "measured":
         costs, of_weights = [_measured(each, batches, output) for each in converted], {}
     else:
@@ -198,23 +214,10 @@ def assign_bits(
             if layer.filters_are_computed:
                 raise TypeError(f"{name} quantizes what it computes from its weight: use measure='measured'")
         of_inputs = _differ_in_inputs(converted)
-        found = traces(converted[0], batches, probes, seed, of_inputs=of_inputs, output=output)
+        found = traces(converted[0], batches, probes, seed, of_inputs=of_inputs, output=output, loss=loss)
         costs = [expected_losses(each, batches, found) for each in converted]
         of_weights = {name: of_weight for name, (of_weight, _) in found.items()}
-    input_size = tuple(batches[0][0].shape[1:])
-    summaries = [summarize(each, input_size) for each in converted]
-    counted = {row.name for row in summaries[0].rows}
-    names = [name for name in asked if row_name(name) in counted]  # without those that nothing calls
-    others = {
-        name: tuple(
-            _choice(name, scheme, summary, cost[name])
-            for scheme, summary, cost in zip(choices, summaries, costs, strict=True)
-        )
-        for name in names
-    }
-    rest = {"packed_bytes": min(summary.header_bytes for summary in summaries), "bops": 0}
-    for figure in rest:
-        rest[figure] += min(_rest(summary, names, figure) for summary in summaries)
+    others = _others(names, choices, summaries, costs)
     uniform = _uniform(others, summaries, max_bytes, max_bops)
     while True:
         try:
@@ -228,7 +231,7 @@ def assign_bits(
         if uniform is not None and _cost(others, uniform) <= _cost(others, taken):
             taken, uniform = uniform, None
         overrides = {re.escape(name): choices[index] for name, index in taken.items()}
-        whole = summarize(_converted(model, choices[0], batches, {**options, "overrides": overrides}), input_size)
+        whole = summarize(_converted(model, choices[0], {**options, "overrides": overrides}), input_size)
         if max_bytes is None or whole.packed_bytes <= max_bytes:
             break
         # The file's header is larger with several schemes. Counted for all assignments, it may leave none but those of
@@ -283,14 +286,12 @@ def _check(
         raise ValueError(f"model ({type(model).__name__}) is already converted: pass the float model")
 
 
-def _converted(model: nn.Module, scheme: Scheme, batches: Batches, options: Mapping[str, Any]) -> nn.Module:
-    """Return a calibrated copy in evaluation."""
+def _converted(model: nn.Module, scheme: Scheme, options: Mapping[str, Any]) -> nn.Module:
+    """Return a converted copy in evaluation."""
     each = convert(copied(model), scheme, **options)
     check_final(each, "choices")
     lean(each, False)
-    each.eval()
-    calibrate(each, [images for images, _ in batches], max_samples=sum(len(images) for images, _ in batches))
-    return each
+    return each.eval()
 
 
 def _differ_in_inputs(models: Sequence[nn.Module]) -> bool:
@@ -304,6 +305,16 @@ def _measured(model: nn.Module, batches: Batches, output: Output | None) -> dict
     found = sensitivity(model, given, output=output, max_samples=sum(len(images) for images, _ in batches))
     # By chance the loss may fall where little is lost; a divergence can't.
     return {row.layer: row.error if row.kl is None else row.kl for row in found.rows}
+
+
+def _others(
+    names: Sequence[str], choices: Sequence[Scheme], summaries: Sequence[Summary], costs: Sequence[Mapping[str, float]]
+) -> dict[str, tuple[Choice, ...]]:
+    """Return the choices of each layer."""
+    by_scheme = list(zip(choices, summaries, costs, strict=True))
+    return {
+        name: tuple(_choice(name, scheme, summary, cost[name]) for scheme, summary, cost in by_scheme) for name in names
+    }
 
 
 def _choice(name: str, scheme: Scheme, summary: Summary, cost: float) -> Choice:

@@ -15,7 +15,7 @@ from ..ground.progress import shown
 from ..layers import QuantizedLayer
 from ..layers.observed_run import trial
 from ..layers.twins import quantized_layers
-from .samples import Batches, Output, output_of
+from .samples import Batches, Loss, Output, chosen_output, loss_of
 from .sensitivity import float_but
 
 _ONCE = (
@@ -62,6 +62,7 @@ def traces(
     *,
     of_inputs: bool = True,
     output: Output | None = None,
+    loss: Loss | None = None,
 ) -> dict[str, tuple[float, list[float]]]:
     """Return the mean diagonals of the Hessians by each layer's weight, and by the input of each of its calls.
 
@@ -70,11 +71,17 @@ def traces(
     all of them would have the same expectation, but the coupling of layers as noise.
     """
     with differentiated_twice("use measure='measured', which needs no second derivative"):
-        return _traces(model, batches, probes, seed, of_inputs, output)
+        return _traces(model, batches, probes, seed, of_inputs, output, loss)
 
 
 def _traces(
-    model: nn.Module, batches: Batches, probes: int, seed: int, of_inputs: bool, output: Output | None
+    model: nn.Module,
+    batches: Batches,
+    probes: int,
+    seed: int,
+    of_inputs: bool,
+    output: Output | None,
+    loss: Loss | None,
 ) -> dict[str, tuple[float, list[float]]]:
     layers = quantized_layers(model)
     generator = torch.Generator().manual_seed(seed)
@@ -89,19 +96,23 @@ def _traces(
             layer.weight.requires_grad_()
         for images, labels in batches:
             with float_but(layers.values()), _inputs(layers, grad=True) as inputs, torch.enable_grad():
-                loss = _loss(output_of(model, images, output), labels)
+                given = model(images)
+                if loss is None:
+                    value = _loss(chosen_output(model, given, output), labels)
+                else:
+                    value = loss_of(model, given, labels, loss)
             tensors = [(name, -1, layer.weight) for name, layer in layers.items()]
             for name, each in inputs.items():
                 tensors += [(name, call, input) for call, input in enumerate(each) if of_inputs]
                 by_inputs[name] += [0.0] * (len(each) - len(by_inputs[name]))
-            values = [tensor for _, _, tensor in tensors]
-            gradients = torch.autograd.grad(loss, values, create_graph=True, allow_unused=True)
+            wanted = [tensor for _, _, tensor in tensors]
+            gradients = torch.autograd.grad(value, wanted, create_graph=True, allow_unused=True)
             pairs = list(zip(tensors, gradients, strict=True))
-            for (name, call, value), gradient in shown(pairs, "Hessian", len(pairs)):
-                if gradient is None or not gradient.requires_grad or value.numel() == 0:  # the loss is linear in it
+            for (name, call, tensor), gradient in shown(pairs, "Hessian", len(pairs)):
+                if gradient is None or not gradient.requires_grad or tensor.numel() == 0:  # the loss is linear in it
                     continue
-                trace = sum(probe(gradient, value, generator) for _ in range(probes)) / probes
-                mean, share = trace / value.numel(), len(images) / samples
+                trace = sum(probe(gradient, tensor, generator) for _ in range(probes)) / probes
+                mean, share = trace / tensor.numel(), len(images) / samples
                 if call < 0:
                     of_weights[name] += mean * share
                 else:  # the loss of a batch is a mean: each sample has a share of one over its size

@@ -31,6 +31,18 @@ class Choice:
     bops: int
 
 
+def check_budgets(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple[int | None, int]]) -> None:
+    """Raise a ValueError if the cheapest choices exceed a budget; arguments as for `cheapest`."""
+    for figure, (most, rest) in budgets.items():
+        least = rest + sum(min(getattr(choice, figure) for choice in choices) for choices in others.values())
+        if most is not None and least > most:
+            name = "max_bytes" if figure == "packed_bytes" else "max_bops"
+            raise ValueError(
+                f"{name} (={most}) must be at least {least}, the cost of the cheapest choices; {rest} of it has no "
+                "choice, such as the first and the last layer: first_last='w8a8' makes those smaller"
+            )
+
+
 def cheapest(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple[int | None, int]]) -> dict[str, int]:
     """Return the index of the choice for each layer, with the least total cost.
 
@@ -45,11 +57,7 @@ def cheapest(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tup
     with needed("qconv.assign_bits"):
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
-    for figure, (most, rest) in budgets.items():
-        least = rest + sum(min(getattr(choice, figure) for choice in choices) for choices in others.values())
-        if most is not None and least > most:
-            name = "max_bytes" if figure == "packed_bytes" else "max_bops"
-            raise ValueError(f"{name} (={most}) must be at least {least}, the cost of the cheapest choices")
+    check_budgets(others, budgets)
     flat = [choice for choices in others.values() for choice in choices]
     costs = np.array([choice.cost for choice in flat])
     if not np.isfinite(costs).all():

@@ -4,6 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from ..layers.observed_run import check_not_inference, set_modes
 from ..layers.on_levels import has_unit_steps, way_out, why_off_levels
 from ..layers.twins import float_twins, quantized_layers
 from .adaptive_rounding import Options, Rounding, learn_rounding
-from .blocks import called_blocks, check_apart, check_called, layers_of, relative_error, seen_by
+from .blocks import FEW, called_blocks, check_apart, check_called, layers_of, outputs_for, relative_error, seen_by
 from .samples import images_of
 from .sensitivity import calibrate_what_waits, float_but
 
@@ -132,7 +133,8 @@ def reconstruct(
         float_model: the trained model from which ``model`` was converted, whose outputs are to be kept: a copy, as
             `qconv.convert` changes its model. Weights are rounded from where they are in ``model``.
         iterations: steps of Adam for each block; the papers take 10,000 and 20,000.
-        batch_size: samples in a step.
+        batch_size: samples in a step; fewer, but at least 4, of a block whose outputs have more than 2^12 positions in
+            them.
         learning_rate: of V. The papers' is 0.001, with more iterations.
         input_learning_rate: of learned ranges of inputs.
         regularization: λ.
@@ -153,7 +155,7 @@ def reconstruct(
     check_module(model)
     if float_model is not None:
         check_module(float_model, "float_model")
-    check_at_least_one(iterations=iterations)
+    check_at_least_one(iterations=iterations, batch_size=batch_size)
     check_whole("seed", seed)
     rates = {"learning_rate": learning_rate, "input_learning_rate": input_learning_rate}
     for name, value in {**rates, "regularization": regularization}.items():
@@ -162,7 +164,7 @@ def reconstruct(
             raise ValueError(f"{name} (={value}) must be at least 0 and finite")
     check_not_inference("reconstruct needs gradients")
     check_alone("reconstruct")
-    pictures = images_of(model, images, batch_size, max_samples)
+    pictures = images_of(model, images, FEW, max_samples)
     _check_unwrapped(model)
     layers = quantized_layers(model)
     if not layers:
@@ -187,14 +189,16 @@ def reconstruct(
         generator = torch.Generator().manual_seed(seed)
         options = Options(iterations, batch_size, learning_rate, input_learning_rate, regularization)
         rows = []
-        for name, block in shown(list(blocks.items()), "reconstruct", len(blocks)):
-            with float_but(layers_of(reference)):
-                _, target = seen_by(reference, name, pictures)
-            input, before = seen_by(model, name, pictures)
-            moved = learn_rounding(block, input, target, options, generator)
-            _, after = seen_by(model, name, pictures)
-            errors = relative_error(before, target), relative_error(after, target)
-            rows.append(Block(name, len(layers_of(block)), *errors, moved))
+        total = len(blocks) * iterations
+        with closing(shown(range(total), "reconstruct", total)) as steps:
+            for name, block in blocks.items():
+                with float_but(layers_of(reference)):
+                    _, target = seen_by(reference, name, pictures)
+                input, before = seen_by(model, name, pictures)
+                moved = learn_rounding(block, input, target, options, generator, steps)
+                after = outputs_for(block, input)
+                errors = relative_error(before, target), relative_error(after, target)
+                rows.append(Block(name, len(layers_of(block)), *errors, moved))
     finally:
         with torch.no_grad():
             set_modes(mode)

@@ -13,6 +13,8 @@ Batches = Sequence[tuple[Tensor, Tensor | None]]
 """Images, and their labels if they are known."""
 Output = int | str | Callable[[Any], Tensor]
 """One of several outputs of a model: its index, its key, or a function of what the model returns that gives it."""
+Loss = Callable[[Any, Tensor | None], Tensor]
+"""The mean loss of a batch, from what the model returns and the labels."""
 
 
 def images_of(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int, max_samples: int) -> list[Tensor]:
@@ -50,14 +52,47 @@ def batches_of(
     return found
 
 
-def output_of(model: nn.Module, images: Tensor, output: Output | None = None) -> Tensor:
-    """Return the output of a model; of several outputs, the one chosen by ``output``.
+def outputs_of(model: Callable[..., Any], given: Any, output: Output | None = None) -> tuple[Tensor, ...]:
+    """Return all floating outputs in what a model has given, also within tuples, dictionaries and dataclasses.
+
+    With ``output``, only the one that it chooses.
+
+    Raises:
+        TypeError: there is none, or it has no dimension for the samples; ``output`` chooses something else.
+        ValueError: the model has no output of this index or key.
+    """
+    if output is not None or isinstance(given, Tensor):
+        return (chosen_output(model, given, output),)
+    found = tuple(leaf for leaf in _leaves(given) if leaf.is_floating_point())
+    if not found or not all(leaf.ndim for leaf in found):
+        raise TypeError(
+            f"model ({type(model).__name__}) must return tensors of outputs for each sample, not {_told(given)}: "
+            "choose one by output=, an index, a key, or a function that returns the tensor"
+        )
+    return found
+
+
+def _leaves(given: Any) -> Iterator[Tensor]:
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, Mapping):
+        for value in given.values():
+            yield from _leaves(value)
+    elif isinstance(given, tuple | list):
+        for value in given:
+            yield from _leaves(value)
+    elif is_dataclass(given):
+        for field in fields(given):
+            yield from _leaves(getattr(given, field.name))
+
+
+def chosen_output(model: Callable[..., Any], given: Any, output: Output | None = None) -> Tensor:
+    """Return the one output in what a model has given; of several outputs, the one chosen by ``output``.
 
     Raises:
         TypeError: that is not one tensor of outputs for each sample.
         ValueError: the model has no output of this index or key.
     """
-    given = model(images)
     chosen, name = given, f"model ({type(model).__name__})"
     if callable(output):
         chosen = output(given)
@@ -78,6 +113,18 @@ def output_of(model: nn.Module, images: Tensor, output: Output | None = None) ->
             "an index, a key, or a function that returns the tensor"
         )
     return chosen
+
+
+def loss_of(model: nn.Module, given: Any, labels: Tensor | None, loss: Loss) -> Tensor:
+    """Return the mean loss of a batch as ``loss`` computes it from what the model has given and the labels.
+
+    Raises:
+        TypeError: it is not a tensor of one number.
+    """
+    value = loss(given, labels)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise TypeError(f"loss must return a tensor of one number for {type(model).__name__}, not {_told(value)}")
+    return value.reshape(())
 
 
 def _keys(given: Any) -> list[Any]:

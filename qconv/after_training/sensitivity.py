@@ -26,7 +26,7 @@ from ..loop.calibrate import calibrate_layers
 from ..loop.optimizer_step import check_final
 from ..scheme import Scheme
 from .layer_chart import BLUE, layer_chart
-from .samples import Batches, Output, batches_of, output_of
+from .samples import Batches, Loss, Output, batches_of, loss_of, outputs_of
 
 COLUMNS = (
     Column("layer"),
@@ -45,10 +45,10 @@ class Cost:
     Attributes:
         layer: the name of the layer that is quantized.
         scheme: its scheme.
-        error: ``Σ (y_q − y)² / Σ y²`` over all outputs.
-        kl: the mean divergence KL(p ‖ p_q) of the classes' probabilities in nats; None unless outputs are ``(N, C)``
-            with C above 1.
-        loss: the increase of the loss; None without labels of classes.
+        error: ``Σ (y_q − y)² / Σ y²`` over the output; the mean of several outputs.
+        kl: the mean divergence KL(p ‖ p_q) of the classes' probabilities in nats; None unless the only output is
+            ``(N, C)`` with C above 1.
+        loss: the increase of the loss; None without ``loss=`` or labels of classes.
         accuracy: the change of the accuracy, from −1 to 1; None without labels of classes.
     """
 
@@ -132,6 +132,7 @@ def sensitivity(
     skip: Sequence[str] = (),
     overrides: Mapping[str, Scheme | None] | None = None,
     output: Output | None = None,
+    loss: Loss | None = None,
     batch_size: int = 64,
     max_samples: int = 512,
     **options: Any,
@@ -153,7 +154,7 @@ def sensitivity(
     Low bits do most harm when nothing is trained in between, so use the order of the layers, not the size of the loss.
 
     Args:
-        model: takes one tensor and returns one, or several of which ``output`` chooses one.
+        model: takes one tensor and returns one or several, in tuples, dictionaries or dataclasses: all are compared.
         images: a tensor of samples, or batches, with or without labels, as from a DataLoader; CPU tensors are moved
             to the model's device.
         labels: the samples' (or pixels') classes, with a tensor of images; with them the loss (cross-entropy) is the
@@ -161,8 +162,10 @@ def sensitivity(
         scheme: for a float model; None for a converted one.
         skip: as for `qconv.convert`; by default nothing, so that the first and the last layer are measured, too.
         overrides: as for `qconv.convert`.
-        output: the output that is measured, if the model returns several: the index or key of one, such as ``"out"``,
-            or a function that takes what the model returns and gives one tensor.
+        output: the only output that is compared, if the model returns several: the index or key of one, such as
+            ``"out"``, or a function that takes what the model returns and gives one tensor.
+        loss: computes the mean loss of a batch from what the model returns and the labels (None without them), in
+            place of the cross-entropy of the only output.
         batch_size: of a tensor of images.
         max_samples: the number of samples that are used.
         options: further ones of `qconv.convert`. ``before_sign`` is "keep" by default.
@@ -171,8 +174,8 @@ def sensitivity(
         ValueError: a float model without ``scheme``, or a converted one with it; a scheme that changes in the course of
             the training; no samples; labels that are not one for each image; an ``output`` that the model does not
             have; ``batch_size`` or ``max_samples`` below 1.
-        TypeError: a batch, labels or an output that are no tensor, such as several outputs without ``output``; labels
-            beside batches; and as for `qconv.convert` and `qconv.calibrate`.
+        TypeError: a batch, labels or an output that are no tensor; a loss that is no number; labels beside batches; and
+            as for `qconv.convert` and `qconv.calibrate`.
         FloatingPointError: outputs with NaN or inf.
     """
     check_module(model)
@@ -195,22 +198,22 @@ def sensitivity(
                 layer.weight.copy_(layer.float_weight())
     with trial(model):
         with float_but(layers.values()):
-            reference = [output_of(model, images, output) for images, _ in batches]
+            reference = Outputs.of(model, batches, output, loss)
         rows = []
         for name, layer in shown(list(layers.items()), "sensitivity", len(layers)):
             with float_but([other for other in layers.values() if other is not layer]):
-                rows.append(_cost(name, layer.scheme.name, model, batches, reference, output))
-        together = _cost(ALL, "", model, batches, reference, output)
-    loss = _mean_loss(reference, batches)
-    return Sensitivity(
-        tuple(sorted(rows, key=lambda row: -row.cost)), together, sum(len(images) for images, _ in batches), loss
-    )
+                found = Outputs.of(model, batches, output, loss)
+                rows.append(_cost(name, layer.scheme.name, batches, reference, found))
+        together = _cost(ALL, "", batches, reference, Outputs.of(model, batches, output, loss))
+    samples = sum(len(images) for images, _ in batches)
+    return Sensitivity(tuple(sorted(rows, key=lambda row: -row.cost)), together, samples, reference.loss)
 
 
 def calibrate_what_waits(model: nn.Module, batches: Sequence[Tensor]) -> None:
-    """Calibrate the layers with quantizers that have had no data; the others stay unchanged."""
-    waiting = [name for name, layer in quantized_layers(model).items() if not layer.input_quantizer.calibrated]
-    if waiting:
+    """Calibrate the layers with quantizers that have had no data, or follow the weight; the others stay unchanged."""
+    layers = quantized_layers(model)
+    waiting = [name for name, layer in layers.items() if not layer.input_quantizer.calibrated]
+    if waiting or any(layer.weight_quantizer.is_fresh for layer in layers.values()):
         calibrate_layers(model, batches, sum(map(len, batches)), waiting)
 
 
@@ -231,30 +234,50 @@ def float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
                 layer.__dict__["forward"] = forward
 
 
-def _cost(
-    name: str,
-    scheme: str,
-    model: nn.Module,
-    batches: Batches,
-    reference: Sequence[Tensor],
-    output: Output | None,
-) -> Cost:
-    outputs = [output_of(model, images, output) for images, _ in batches]
-    noise = sum(_energy(y_q - y) for y_q, y in zip(outputs, reference, strict=True))
-    if not math.isfinite(noise):
-        is_float = not all(map(math.isfinite, map(_energy, reference)))
-        which = "the float model" if is_float else f"the model with {name} quantized"
-        raise FloatingPointError(f"the outputs of {which} have NaN or inf on these images")
-    error = noise / max(sum(map(_energy, reference)), 1e-300)
-    kl = None
-    if all(y.ndim == 2 and y.shape[1] > 1 for y in reference):
-        terms = zip(reference, outputs, strict=True)
-        total = sum(_divergence(y, y_q) for y, y_q in terms)
-        kl = max(total / max(sum(map(len, reference)), 1), 0.0)
-    before, after = _mean_loss(reference, batches), _mean_loss(outputs, batches)
-    loss = None if before is None or after is None else after - before
-    accuracy = None if loss is None else _accuracy(outputs, batches) - _accuracy(reference, batches)
-    return Cost(name, scheme, error, kl, loss, accuracy)
+@dataclass(frozen=True)
+class Outputs:
+    """What a model gives for all batches.
+
+    Attributes:
+        all: each output, by batches.
+        loss: the mean loss; None without ``loss=`` or labels of classes.
+    """
+
+    all: Sequence[Sequence[Tensor]]
+    loss: float | None
+
+    @classmethod
+    def of(cls, model: nn.Module, batches: Batches, output: Output | None, loss: Loss | None) -> "Outputs":
+        """Run the model."""
+        given = [model(images) for images, _ in batches]
+        found = [outputs_of(model, each, output) for each in given]
+        every = [*zip(*found, strict=True)]
+        if loss is None:
+            return cls(every, _mean_loss(every[0], batches) if len(every) == 1 else None)
+        losses = [
+            float(loss_of(model, each, labels, loss)) * len(images)
+            for each, (images, labels) in zip(given, batches, strict=True)
+        ]
+        return cls(every, sum(losses) / sum(len(images) for images, _ in batches))
+
+
+def _cost(name: str, scheme: str, batches: Batches, reference: Outputs, found: Outputs) -> Cost:
+    errors = []
+    for before, after in zip(reference.all, found.all, strict=True):
+        noise = sum(_energy(y_q - y) for y_q, y in zip(after, before, strict=True))
+        if not math.isfinite(noise):
+            is_float = not all(map(math.isfinite, map(_energy, before)))
+            which = "the float model" if is_float else f"the model with {name} quantized"
+            raise FloatingPointError(f"the outputs of {which} have NaN or inf on these images")
+        errors.append(noise / max(sum(map(_energy, before)), 1e-300))
+    (before, after), kl, accuracy = (reference.all[0], found.all[0]), None, None
+    if len(errors) == 1 and all(y.ndim == 2 and y.shape[1] > 1 for y in before):
+        total = sum(_divergence(y, y_q) for y, y_q in zip(before, after, strict=True))
+        kl = max(total / max(sum(map(len, before)), 1), 0.0)
+    loss = None if reference.loss is None or found.loss is None else found.loss - reference.loss
+    if len(errors) == 1 and _mean_loss(before, batches) is not None:
+        accuracy = _accuracy(after, batches) - _accuracy(before, batches)
+    return Cost(name, scheme, sum(errors) / len(errors), kl, loss, accuracy)
 
 
 def _energy(x: Tensor) -> float:

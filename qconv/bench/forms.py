@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..after_training.samples import Output, outputs_of
 from ..ground.checks import check_at_least_one, check_module
 from ..ground.environment import commit, machine, versions
 from ..ground.extras import missing
@@ -25,13 +26,13 @@ from ..inference.verify import classes as decided
 from ..packed import save_packed
 from .rows import quartiles
 
-FLOAT, TRAINED, FROZEN, ONNX = "float", "trained", "frozen", "ONNX"
+FLOAT, TRAINED, FROZEN, ONNX, FLOAT_ONNX = "float", "trained", "frozen", "ONNX", "float, ONNX Runtime"
 EXAMPLES = 256  # images that the ONNX export sees
 CHUNK = 64  # images that are classified at once
 TURN = 0.02  # seconds that a form runs in one round
 ROUNDS = 5  # at least
 
-Run = Callable[[Tensor], Tensor]
+Run = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Form:
     """One way to run the network.
 
     Attributes:
-        name: float, trained, frozen or ONNX.
+        name: float, trained, frozen, ONNX, or the float network in ONNX Runtime, which is the honest baseline.
         bytes: the size of its file: of all parameters and buffers, of the packed file, of the ONNX file.
         timings: by batch size.
         agreement: the share of images that get the class that the trained network gives them.
@@ -89,6 +90,10 @@ class ModelComparison:
     def __getitem__(self, name: str) -> Form:
         """The form of this name."""
         return next(form for form in self.forms if form.name == name)
+
+    def fastest(self, batch_size: int) -> str:
+        """The name of the form with the lowest median time."""
+        return min((form for form in self.forms if form.timings), key=lambda form: form.timings[batch_size].ms).name
 
     def records(self) -> list[dict[str, Any]]:
         """A flat dictionary for each form, with the machine and versions of the measurement."""
@@ -123,6 +128,7 @@ class ModelComparison:
         about = (
             "Bytes of the file. In brackets: how many times as fast as float.",
             f"Agreement with the trained network, on {self.pictures:,} images." if self.pictures else "",
+            *(f"Fastest to ship, batch {size}: {self.fastest(size)}." for size in self.batch_sizes),
         )
         return "\n".join([*lines(map(self._cells, self.forms), columns), "", *filter(None, about), *notes])
 
@@ -140,10 +146,11 @@ def compare_models(
     images: Tensor,
     labels: Tensor | None = None,
     *,
+    output: Output | None = None,
     batch_sizes: Sequence[int] = (1, 64),
     seconds: float = 2.0,
 ) -> ModelComparison:
-    """Compare a float network with a quantized one as trained, frozen (`qconv.freeze`), and in ONNX Runtime.
+    """Compare a float network with a quantized one as trained, frozen (`qconv.freeze`), and both in ONNX Runtime.
 
     All forms run on the CPU in float32, in evaluation, with the number of threads that torch has; the models stay as
     they are. They are timed in turn, round by round. A form that the model does not have, since it can't be frozen or
@@ -155,12 +162,15 @@ def compare_models(
         images: inputs (N, C, H, W), as in use: normalized. Those that are timed are the first, repeated if there are
             fewer than in a batch.
         labels: their classes (N,); without them there is no accuracy.
+        output: of several outputs, the only one that is compared, as for `qconv.sensitivity`; by default all are, and
+            the agreement is that of all their decisions: the largest number in dimension 1, of pixels too.
         batch_sizes: numbers of images to time.
         seconds: how long to time each batch size; at least five rounds are timed.
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: no image, another number of labels, or a batch size below 1; the outputs are not (N, classes).
+        ValueError: no image, another number of labels, or a batch size below 1; labels, and outputs that are not one
+            of (N, classes).
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
@@ -179,7 +189,9 @@ def compare_models(
         with torch.inference_mode(False), torch.no_grad():  # of inference tensors kernels would keep nothing
             runs, forms = _forms(float_model, quantized, images.clone(), Path(folder))
         times = {size: in_turn(runs, batch_of(images, size), seconds) for size in batch_sizes}
-        decisions = {name: classes(run, images) for name, run in runs.items()}
+        decisions = {name: classes(run, images, output) for name, run in runs.items()}
+    if labels is not None and decisions[TRAINED].shape != labels.shape:
+        raise ValueError("labels need one output of (N, classes): choose it by output=, an index, a key or a function")
     rows = []
     for form in forms:
         found = decisions.get(form.name)
@@ -221,10 +233,13 @@ def _forms(
     makes: tuple[tuple[str, Callable[[], tuple[Run, int]]], ...] = (
         (FROZEN, lambda: (freeze(ready(quantized)), packed_bytes(quantized, folder))),
         (ONNX, lambda: _onnx(quantized, images, folder)),
+        (FLOAT_ONNX, lambda: _onnx(float_model, images, folder)),
     )
     for name, make in makes:
         try:
-            runs[name], size = make()
+            run, size = make()
+            run(images[:1])
+            runs[name] = run
             forms.append(Form(name, size))
         except (ValueError, TypeError, RuntimeError, ImportError, OSError) as error:  # the others are still compared
             forms.append(Form(name, note=str(error).splitlines()[0]))
@@ -303,12 +318,10 @@ def _time(run: Run, batch: Tensor, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def classes(run: Run, images: Tensor) -> Tensor:
-    """The class of each image."""
-    outputs = torch.cat([run(part) for part in images.split(CHUNK)])
-    if outputs.ndim != 2:
-        raise ValueError(f"a model gives outputs of shape {tuple(outputs.shape)}, not (N, classes)")
-    return decided(outputs)
+def classes(run: Run, images: Tensor, output: Output | None = None) -> Tensor:
+    """The class of each image; of several outputs or of pixels, all decisions in one row."""
+    batches = [outputs_of(run, run(part), output) for part in images.split(CHUNK)]
+    return torch.cat([decided(torch.cat(batch)).flatten() for batch in zip(*batches, strict=True)])
 
 
 def share(found: Tensor, wanted: Tensor) -> float:

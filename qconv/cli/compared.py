@@ -42,7 +42,7 @@ class Compared:
         if not self.has_pictures:
             forms = [replace(form, agreement=None, accuracy=None) for form in forms]
         if not self.float_decides:  # and what is trained is not in the file
-            forms[0] = replace(forms[0], agreement=None, accuracy=None)
+            forms[0], forms[-1] = (replace(form, agreement=None, accuracy=None) for form in (forms[0], forms[-1]))
             forms[1] = replace(forms[1], bytes=None)
         notes = [self.float_note, "" if self.has_pictures else NO_PICTURES]
         forms[0] = replace(forms[0], note="; ".join(filter(None, notes)))

@@ -50,9 +50,9 @@ def add(commands: Any) -> None:
         help="ONNX and LiteRT: store 4-bit integers in half a byte, which few programs read, or fast",
     )
     parser.add_argument(
-        "--any-size",
-        action="store_true",
-        help="ONNX: take images of any height and width that the network takes, not only those of its training",
+        "--opset",
+        type=int,
+        help="ONNX: the version of its operators, from 13 to 25 (default: 17, or 21 with four bits)",
     )
     parser.set_defaults(run=run, more="pictures")
 
@@ -73,10 +73,10 @@ def run(options: argparse.Namespace) -> int:
     source: Source = options.model
     folder = source.path if source.is_run else source.path.parent
     compared = None
-    chosen = {name: True for name in ("round_outputs", "four_bits", "any_size") if getattr(options, name)}
+    chosen = {name: value for name in ("round_outputs", "four_bits", "opset") if (value := getattr(options, name))}
     of_target = {"onnx": {*chosen}, "litert": {"four_bits"}}.get(options.to, set())
     if not chosen.keys() <= of_target:
-        raise ValueError("--round-outputs and --any-size are for --to onnx, --four-bits for --to onnx and --to litert")
+        raise ValueError("--round-outputs and --opset are for --to onnx, --four-bits for --to onnx and --to litert")
     if options.to == "packed":
         if options.pictures:
             raise ValueError("--to packed takes no IMAGE")

@@ -14,6 +14,7 @@ from ..layers.bypassed import has_own_forward, parent_of, run
 from ..layers.computed import base_of, computed_by, why_not_computed
 from ..layers.naming import name_of
 from ..layers.parents import read_by_parents
+from ..layers.variants import around_own_forward
 from ..scheme import Factory, Scheme
 from ..schemes import lsq, minmax
 from .before_sign import ActivationStep, find_steps
@@ -148,7 +149,7 @@ def _quantized(subclasses: Kinds | None) -> Kinds:
             raise TypeError(
                 f"subclasses: {kind!r} must be a float subclass of {layer.float_type.__name__}, as {layer.__name__} is"
             )
-        quantized[kind] = layer
+        quantized[kind] = around_own_forward(layer, kind)
     return quantized
 
 
@@ -176,8 +177,9 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
     quantized = _quantized(asked.subclasses)
     names = layer_names(model, quantized)
     tied = tied_parameters(model)
-    if all(_quantized_class(layer, quantized) is None for layer in names):
-        raise ValueError(f"model ({type(model).__name__}) has no layer to convert: " + _what_there_is(names))
+    if not names:
+        looked_for = ", ".join(float_type.__name__ for float_type in QUANTIZED)
+        raise ValueError(f"model ({type(model).__name__}) has no layer to convert: it has none of {looked_for}")
     excepted = first_and_last(names, words)
     skip_patterns = {
         pattern: compiled_pattern("skip", pattern, names) for pattern in skip if pattern not in FIRST_AND_LAST
@@ -214,7 +216,9 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             return Step(at, layer, kind, None, "its weight is complex")
         if becomes is None:
             twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
-            return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}")
+            advice = f", see subclasses={{{kind.__name__}: qconv.{quantized[twin].__name__}}}"
+            is_torch = kind.__module__.startswith("torch.")  # lazy, or never called
+            return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}{'' if is_torch else advice}")
         chosen, reason, grad = scheme, "", asked.grad_quantizer
         if (pattern := first_match(override_patterns, at)) is not None:
             chosen = overrides[pattern]
@@ -244,8 +248,6 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
                 f"overrides {pattern!r}: {name_of(named[0].layer, named[0].names[0])} can't be quantized: "
                 f"{named[0].reason}"
             )
-    if all(step.scheme is None for step in steps):
-        raise ValueError(f"model ({type(model).__name__}) has nothing left to convert:\n{Plan(steps)}")
     takes_sign = {
         step.layer: step.names[0] for step in steps if step.scheme is not None and step.scheme.input().splits_at_zero
     }
@@ -293,9 +295,3 @@ def _first_last_scheme(first_last: FirstLast, words: Sequence[str]) -> Scheme | 
     if scheme is not None and not words:
         raise ValueError(f"first_last (={str(first_last)!r}) needs 'first' or 'last' in skip")
     return scheme
-
-
-def _what_there_is(names: Mapping[nn.Module, Any]) -> str:
-    kinds = sorted({type(layer).__name__ for layer in names})
-    looked_for = ", ".join(float_type.__name__ for float_type in QUANTIZED)
-    return f"it has {', '.join(kinds)}" if kinds else f"it has none of {looked_for}"

@@ -74,8 +74,9 @@ def plan(
             evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
             there. `READERS` in `qconv.layers.parents` are known without an example.
         subclasses: the quantized layers of subclasses that would otherwise be left alone. A class that computes the
-            same as its parent gets that of the parent, ``{MyConv2d: qconv.QConv2d}``; others need their own, see
-            `qconv.layers.variants`. timm's ``StdConv2d``, ``ScaledStdConv2d`` (with "same" padding, too),
+            same as its parent gets that of the parent, ``{MyConv2d: qconv.QConv2d}``. So does a convolution whose
+            forward does something around that of its parent, such as padding: it still does. Others need their own,
+            see `qconv.layers.variants`. timm's ``StdConv2d``, ``ScaledStdConv2d`` (with "same" padding, too),
             ``Conv2dSame`` and ``Linear`` are known.
         costs: what quantizing a layer costs, by its name, such as `qconv.Sensitivity.costs`, as a column of the table.
 
@@ -83,11 +84,11 @@ def plan(
         The steps, as data.
 
     Raises:
-        ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, an unknown word as
-            ``first_last``, or one other than "float" if ``skip`` names neither, a scheme in ``overrides`` for a layer
-            that the model never calls, or for layers all of which stay as they are (of an unknown subclass, with a
-            weight that is no parameter, or quantized already), a ``before_sign`` that is none of the five, or
-            ``signed_inputs`` for a scheme without that choice.
+        ValueError: a pattern that matches no layer, an invalid pattern, an unknown word as ``first_last``, or one other
+            than "float" if ``skip`` names neither, a scheme in ``overrides`` for a layer that the model never calls, or
+            for layers all of which stay as they are (of an unknown subclass, with a weight that is no parameter, or
+            quantized already), a ``before_sign`` that is none of the five, or ``signed_inputs`` for a scheme without
+            that choice.
         TypeError: ``model`` is not a module, ``scheme`` not a scheme, a pattern not text, ``skip`` no sequence,
             ``overrides`` or ``subclasses`` no dictionary, or ``grad_quantizer`` makes no quantizer; an ``example`` of
             another kind than those above that the model can't take.
@@ -151,7 +152,7 @@ def convert(
 
     Raises:
         TypeError: ``lean`` or ``check`` is not a bool; and as for `plan`.
-        ValueError: the model is wrapped in DistributedDataParallel; and as for `plan`.
+        ValueError: nothing is left to convert; the model is wrapped in DistributedDataParallel; and as for `plan`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 10))
@@ -180,6 +181,8 @@ def convert(
                 subclasses=subclasses,
             ),
         )
+        if all(step.scheme is None for step in made.steps):
+            raise ValueError(f"model ({type(model).__name__}) has nothing left to convert:\n{made}")
         _warn_of_layers_left(made.steps)
         with _all_or_nothing(model, made) as done:
             _adopt(made.steps, done)

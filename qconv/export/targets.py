@@ -3,7 +3,7 @@
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -109,11 +109,7 @@ def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:
         raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W)")
     images = images.detach().float().cpu()
     frozen = model if isinstance(model, FrozenModel) else freeze(inner_model(model), example=images)
-    program = frozen.program(images)
-    if program is None:
-        frozen.program_bytes(images)  # says why, or writes one that is slower than modules
-        program = cast(Program, frozen.program(images))
-    return frozen, program
+    return frozen, frozen.program(images)
 
 
 def target_of(path: Path) -> str:

@@ -13,7 +13,7 @@ MODULES = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
-    "onnx": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
+    "onnx": ("onnx", "onnxruntime"),
     "openvino": ("openvino",),
     "qonnx": ("qonnx", "onnx", "onnxruntime"),
     "litert": ("ai_edge_litert", "flatbuffers"),

@@ -1,7 +1,7 @@
 """The terminal: lines of text as they are, and a progress bar for what takes long."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,8 +25,8 @@ def terminal(width: int | None = None, *, stderr: bool = True) -> "Console":
     return Console(width=width, stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
-def shown(items: Iterable[T], text: str, total: int, size: Callable[[T], int] = lambda item: 1) -> Iterator[T]:
-    """Yield the items, with a bar on stderr if that is a terminal; of several processes the first one shows it.
+def shown(items: Iterable[T], text: str, total: int, size: Callable[[T], int] = lambda item: 1) -> Generator[T]:
+    """Yield the items, with a bar and the time left on stderr if that is a terminal; of several processes on the first.
 
     Args:
         items: what to yield.

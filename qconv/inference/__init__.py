@@ -1,9 +1,6 @@
-"""Integer inference: operators, and the models that run on them."""
+"""Integer inference: programs of trained models, and what runs them."""
 
-from .build import FrozenModel as FrozenModel
+from .build import Frozen as Frozen, FrozenModel as FrozenModel
 from .freeze import freeze as freeze
-from .layer_check import LayerCheck as LayerCheck
-from .parts import ReadBeside as ReadBeside
 from .program_file import save_program as save_program
-from .rewrite import Frozen as Frozen
-from .verify import Verification as Verification, verify as verify
+from .verify import LayerCheck as LayerCheck, Verification as Verification, verify as verify

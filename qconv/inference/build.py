@@ -1,84 +1,94 @@
-"""Building a frozen model: the graph of the trained one, rewritten for integers."""
+"""Building a frozen model: the program of the trained one, and what runs it."""
 
 import copy
 import inspect
-import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..ground.checks import check_module
 from ..layers import QuantizedLayer
-from ..layers.bypassed import is_own_hook
+from ..layers.bypassed import has_own_forward, is_own_hook
 from ..layers.computed import computed_by
 from ..layers.copies import check_copies
 from ..layers.naming import name_of
 from ..lean import lean
 from ..packed.layer import check_called, check_shippable
-from ..packed.tensors import check_values, inner_model, joined
+from ..packed.tensors import check_values, inner_model
 from ..packed.weight import describe_weight
+from ..program.library import Library
 from ..program.operations import Program
-from ..program.plan import NotFused, Planned
+from ..program.plan import NotFused, Planned, program_bytes
 from ..quantizers import Quantizer
 from ..quantizers.base import has_codes, is_plain, is_wrapped
 from .defaults import of_shipping
-from .frozen_layers import IntegerLayer
-from .functional import trained_module
-from .lower import Refused, lower
-from .parts import find
-from .proof import Parts, find_sample, takes
-from .rewrite import Frozen, Rewriter, make_contiguous
+from .integers import arithmetic
+from .lower import lower
+from .record import NotRecorded, find_sample, takes
 
 # Multiplications of floats in an image from which libraries, and tables for signs, are faster than a fixed order of
 # sums: on one thread with AVX-512, a float ResNet-18 of 556 million takes 145 ms for 16 images as a plan and 93 in
 # torch, with binary weights 144 and 44; a ResNet-20 of 41 million 9.3 and 12.4, 9.2 and 8.8.
 _MANY = 1 << 27
-_COMPARED = 4  # samples of an example for comparing traces
-_TRACING = threading.RLock()  # while `torch.fx` traces, modules called by any thread become part of the graph
+
+
+class Frozen(NamedTuple):
+    """The result of freezing a layer.
+
+    Attributes:
+        name: the name of the layer in the model.
+        arithmetic: "binary", "offset", "integer", "shift" or "float".
+        reason: why it is float.
+    """
+
+    name: str
+    arithmetic: str
+    reason: str = ""
 
 
 class FrozenModel(nn.Module):
-    """A model for inference on integers: `network` computes, and `layers` describes how.
+    """A model for inference on integers: `layers` says how.
 
-    On the CPU, float32 images go through the network as one plan in C, if a program can hold it (`unplanned`).
+    On the CPU, float32 images go through the network as one plan in C, if that has all operations (`unplanned`).
 
     Attributes:
         layers: the result for each quantized layer.
-        untraced: the modules with a forward that stays Python, and why; modules inside them may be frozen.
+        network: what runs inputs without a plan: the program by torch's operators, or the trained forward with frozen
+            layers; None until the first input, if no usual shape suits the model.
+        untraced: why the forward stays Python, and only its layers are frozen; empty if it does not.
         nan: the treatment of samples with NaN, "pass" or "refuse", as in `freeze`.
-        functions: modules that compute the functions called in forwards, by their names in `Frozen.folded`.
-        batch_dims: the number of dimensions of a batch; None if unknown.
-        unplanned: why images go through `network` module by module; empty if they do not. Known from the first images.
+        unplanned: why images go through `network`; empty if they do not. Known from the first images.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        layers: tuple[Frozen, ...],
-        untraced: dict[str, str] | None = None,
-        nan: Literal["pass", "refuse"] = "pass",
-        functions: Mapping[str, nn.Module] | None = None,
-        batch_dims: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.network, self.layers, self.untraced, self.nan = network, layers, untraced or {}, nan
-        self.functions = {} if functions is None else dict(functions)
-        self.batch_dims = batch_dims
-        self.unplanned = ""
-        self._hides_nan = any(told.arithmetic != "float" for told in layers)
-        self._planned: Planned | None = None
+    network: nn.Module | None
 
-    def forward(self, input: Tensor) -> Tensor:
+    def __init__(self, trained: nn.Module, layers: tuple[Frozen, ...], nan: Literal["pass", "refuse"] = "pass") -> None:
+        super().__init__()
+        self.layers = layers
+        self.nan: Literal["pass", "refuse"] = nan
+        self.network, self.untraced, self.unplanned = None, "", ""
+        self._trained: tuple[nn.Module, ...] = (trained,)  # in a tuple it is no part of the model
+        self._hides_nan = any(told.arithmetic != "float" for told in layers)
+        self._program: Program | None = None
+        self._sample = torch.empty(0, dtype=torch.uint8, device="meta")
+        self._planned: Planned | None = None
+        self._is_guess = False  # whether the sample is random, and of a usual size
+        self._device = torch.device("cpu")
+
+    def forward(self, input: Tensor) -> Any:
         """Return the output of the trained model in evaluation.
 
         Raises:
             ValueError: NaN or inf in the input of a model frozen with ``nan="refuse"``; a single sample instead of a
-                batch, if the model can't compute it.
+                batch.
         """
-        planned = self._plan(input)
+        planned = None
+        if not torch.compiler.is_compiling():
+            self.suit(input)
+            planned = self._plan(input)
         if self.nan == "pass" and (planned is not None or not self._hides_nan):  # a plan knows NaN by itself
             return self._run(input) if planned is None else planned(input)
         wrong = ~input.isfinite()
@@ -89,10 +99,16 @@ class FrozenModel(nn.Module):
             return planned(input)
         return tree_map(lambda output: _with_nan(output, wrong), self._run(input))
 
-    def program(self, input: Tensor) -> Program | None:
-        """Return the network as a list of operations for images like `input`; None if there is no plan for them."""
-        planned = self._plan(input)
-        return None if planned is None else planned.program
+    def program(self, input: Tensor) -> Program:
+        """Return the network as a list of operations for inputs like this one.
+
+        Raises:
+            ValueError: there is none, since its forward stays Python.
+        """
+        self.suit(input)
+        if self._program is None:
+            raise ValueError(f"the model has no program: {self.untraced}")
+        return self._program
 
     def program_bytes(self, input: Tensor) -> bytes:
         """Return the file of the network's program for images like `input`, as `qconv.save_program` writes it.
@@ -100,70 +116,99 @@ class FrozenModel(nn.Module):
         Raises:
             ValueError: there is no plan for them.
         """
-        planned = self._plan(input, whatever_its_floats=True)
-        if planned is None:
-            reason = self.unplanned or f"its input (of shape {tuple(input.shape)}) does not fit"
-            raise ValueError(f"the model has no program: {reason}")
-        return bytes(planned.content.numpy())
-
-    def _plan(self, input: Tensor, whatever_its_floats: bool = False) -> Planned | None:
-        """Return what runs these images as a plan; None if they go through the network module by module."""
-        if (self.unplanned and not whatever_its_floats) or not _is_plain_images(input):
-            return None
-        planned = self._planned
-        if planned is None or not planned.takes(input):
-            try:
-                program = lower(self.network, input)
-                floats, others = program.multiplications((input.shape[2], input.shape[3]))
-                if floats > max(others, _MANY) and not whatever_its_floats:
-                    raise Refused(f"{floats:,} multiplications of floats are faster in its modules")
-                self._planned = planned = Planned(program, self._hides_nan)
-                self.unplanned = ""
-            except (Refused, NotFused) as reason:
-                self.unplanned = str(reason).partition("\n")[0]  # torch.fx adds where it was
-                return None
-        return planned if planned.fits(input) else None
-
-    def _run(self, input: Tensor) -> Tensor:
-        if input.ndim == 4 and isinstance(self.network, fx.GraphModule):  # the format of the integer operators
-            input = input.contiguous(memory_format=torch.channels_last)
+        program = self.program(input)
         try:
-            return self.network(input)
-        except (RuntimeError, ValueError, IndexError) as error:
-            if self.batch_dims is None or input.ndim != self.batch_dims - 1:
-                raise
+            return bytes(program_bytes(program, self._hides_nan).numpy())
+        except NotFused as reason:
+            raise ValueError(f"the model has no program for C: {reason}") from None
+
+    def own_values(self, input: Tensor) -> Mapping[int, Tensor]:
+        """Return the values of the program's operations, by number: those of a plan, or of `network`."""
+        program = self.program(input)
+        if self._plan(input) is not None:
+            return dict(enumerate(program.values(input)))
+        return cast(Library, self.network).values(input)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise a TypeError: the program and the plan are made of the trained model's numbers."""
+        raise TypeError("a frozen model takes no state: load it into the trained model, and freeze that")
+
+    def suit(self, input: Tensor, is_guess: bool = False) -> None:
+        """Lower the network for inputs of this shape, unless it is lowered for them.
+
+        A guess is for what needs no input, such as `torch.compile`; the first input replaces it.
+        """
+        program, was_guess = self._program, self._is_guess and input.shape[1:] != self._sample.shape[1:]
+        self._is_guess = is_guess
+        if self._sample.is_floating_point() and not input.is_floating_point():
+            what = f"input has dtype {input.dtype}; it must be a floating dtype"
+            raise TypeError(f"{what}: call input.to(torch.float32)")
+        if program is not None and input.ndim == self._sample.ndim - 1:
             raise ValueError(
-                f"input has shape {tuple(input.shape)}; a frozen model takes batches, of {self.batch_dims} dimensions: "
-                "call it with input.unsqueeze(0)"
-            ) from error
+                f"input has shape {tuple(input.shape)}; a frozen model takes batches, of {self._sample.ndim} "
+                "dimensions: call it with input.unsqueeze(0)"
+            )
+        if self.untraced or not self._trained:
+            return
+        if program is None or was_guess or not _fits(program, self._sample, input):
+            self._lower(input, is_guess)
 
-    def find(self, name: str) -> nn.Module:
-        """Return the module that replaces the trained model's module of this name.
+    @of_shipping()
+    def _lower(self, input: Tensor, is_guess: bool) -> None:
+        sample = input.detach()[:1].cpu()
+        try:
+            self._program = lower(self._trained[0], sample)
+        except NotRecorded as reason:
+            takes(self._trained[0], sample)  # which raises the network's own error, if there is one
+            self.untraced = self.unplanned = str(reason)
+            self.network = _in_parts(self._trained[0], self.nan).to(self._device)
+            self._program, self._planned = None, None
+        else:
+            self._sample = torch.empty_like(sample, device="meta")
+            self.network = Library(self._program).to(self._device)
+            self._planned, self.unplanned = self._made_plan(self._program)
+        if self._program is None or (self._program.size is None and input.ndim == 4 and not is_guess):
+            self._trained = ()
 
-        Raises:
-            AttributeError: there is none: another module does its work.
-        """
-        return find(self.network, name)
+    def _made_plan(self, program: Program) -> tuple[Planned | None, str]:
+        """Return the plan of a program, or why there is none."""
+        if self._sample.ndim != 4 or self._sample.dtype != torch.float32:
+            what = f"{self._sample.dtype}, of {self._sample.ndim} dimensions"
+            return None, f"its input ({what}) is not images of float32"
+        try:
+            return Planned(program, self._hides_nan), ""
+        except NotFused as reason:
+            return None, str(reason)
 
-    def folded(self, name: str, model: nn.Module) -> nn.Module:
-        """Return a module of `Frozen.folded` as trained: one of the trained `model`, or one for a function.
+    def _plan(self, input: Tensor) -> Planned | None:
+        """Return what runs these images as a plan; None if they go through the network's modules."""
+        planned = self._planned
+        if planned is None or not _is_plain_images(input) or not planned.takes(input):
+            return None
+        floats, others = planned.multiplications((input.shape[2], input.shape[3]))
+        is_torchs = floats > max(others, _MANY)
+        self.unplanned = f"{floats:,} multiplications of floats are faster in torch" if is_torchs else ""
+        return planned if not is_torchs and planned.fits(input) else None
 
-        Raises:
-            AttributeError: the model has no such module.
-        """
-        function = self.functions.get(name)
-        return trained_module(model, name) if function is None else function
+    def _run(self, input: Tensor) -> Any:
+        network = self.network
+        if network is None:
+            raise ValueError("the model has seen no input yet: call it once before it is compiled or exported")
+        return network(input)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planned": None}  # a copy may be changed before it runs
+        return {**self.__dict__, "_planned": None}
 
-    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
-        self._planned = None
-        super()._load_from_state_dict(*args, **options)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._program is not None:
+            self._planned, self.unplanned = self._made_plan(self._program)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        if fn(torch.zeros(1, dtype=torch.float32, device="cpu")).dtype != torch.float32:
+        moved = fn(torch.zeros(1, dtype=torch.float32, device="cpu"))
+        if moved.dtype != torch.float32:
             raise ValueError("a frozen model computes on integers and float32: it can't be cast")
+        self._device = moved.device
         return super()._apply(fn, recurse)
 
     def train(self, mode: bool = True) -> "FrozenModel":
@@ -173,6 +218,31 @@ class FrozenModel(nn.Module):
         return super().train(False)
 
 
+def _fits(program: Program, sample: Tensor, input: Tensor) -> bool:
+    """Whether a program that was made for a sample takes such inputs."""
+    kinds = [(each.ndim, each.dtype, each.shape[1:2]) for each in (sample, input)]
+    return kinds[0] == kinds[1] and program.size in (None, tuple(input.shape[2:]))
+
+
+def _in_parts(trained: nn.Module, nan: Literal["pass", "refuse"]) -> nn.Module:
+    """Return a copy of a network whose forward stays Python, with each layer on integers frozen by itself."""
+    network = copy.deepcopy(trained)
+    made: dict[nn.Module, nn.Module] = {}
+    for name, module in list(network.named_modules(remove_duplicate=False)):
+        if isinstance(module, QuantizedLayer) and (told := _told(name, module)).arithmetic != "float":
+            if module not in made:
+                made[module] = FrozenModel(nn.Sequential(module), (told,), nan).eval()
+            network.set_submodule(name, made[module])
+    return network
+
+
+def _told(name: str, layer: QuantizedLayer) -> Frozen:
+    if has_own_forward(layer):
+        return Frozen(name, "float", "it has a forward of its own")
+    how = arithmetic(layer)
+    return Frozen(name, how.kind, how.reason)
+
+
 def _required_inputs(model: nn.Module) -> list[inspect.Parameter]:
     """Return the arguments that a call of the model requires."""
     kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
@@ -180,10 +250,10 @@ def _required_inputs(model: nn.Module) -> list[inspect.Parameter]:
     return [argument for argument in arguments if argument.default is argument.empty and argument.kind not in kinds]
 
 
-def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
-    """Freeze as `freeze` does, but compare only traces, on samples of `example`."""
-    with _TRACING, of_shipping():
-        return _build(model, tolerance, example)
+def build(model: nn.Module, example: Tensor | None) -> FrozenModel:
+    """Freeze as `freeze` does, without a comparison."""
+    with of_shipping():
+        return _build(model, example)
 
 
 def _check_codes(name: str, layer: QuantizedLayer) -> None:
@@ -197,8 +267,7 @@ def _check_codes(name: str, layer: QuantizedLayer) -> None:
         )
 
 
-@torch.no_grad()
-def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
+def _build(model: nn.Module, example: Tensor | None) -> FrozenModel:
     if example is not None and not isinstance(example, Tensor):
         raise TypeError(f"example ({type(example).__name__}) must be a tensor of inputs")
     if example is not None and not example.numel():
@@ -218,7 +287,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
             f"model ({type(model).__name__}) takes {needed[0].name} only by name, but a frozen model takes one "
             "tensor by position: remove the * from its forward"
         )
-    if any(isinstance(module, IntegerLayer | FrozenModel) for module in model.modules()):
+    if any(isinstance(module, FrozenModel) for module in model.modules()):
         raise ValueError("model is already frozen")
     exact = [name for name, module in model.named_modules() if isinstance(module, Quantizer)]  # scales may be float64
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -259,7 +328,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
     if example is None:
         sample = find_sample(network)
     else:
-        sample = example[:_COMPARED].detach().cpu()
+        sample = example[:1].detach().cpu()
         try:
             takes(network, sample)
         except Exception as error:  # a foreign forward may raise anything
@@ -267,28 +336,12 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
             raise ValueError(f"{what}: {str(error).partition(chr(10))[0]}") from error
     if sample is not None:
         check_called(network, sample)
-    parts = Parts(network)
+    network.requires_grad_(False)
+    names = network.named_modules()
+    made = FrozenModel(network, tuple(_told(name, layer) for name, layer in names if isinstance(layer, QuantizedLayer)))
+    made.eval()
     if sample is not None:
-        parts.prove(sample)
-    frozen = [_untouched(name, reason) for name, reason in parts.reasons.items() if _is_layer(model, name)]
-    shared = parts.shared()
-    functions: dict[str, nn.Module] = {}
-    for part in parts.graphs.values():
-        rewriter = Rewriter(part._graph, joined(part._path, ""), part._is_single, tolerance, shared)
-        rewriter.run()
-        frozen += rewriter.frozen
-        functions |= rewriter.functions
-    network = parts.place().requires_grad_(False)
-    for module in network.modules():
-        # Not if a quantizer is left: another order of the weights changes the rounding of its means.
-        if isinstance(module, nn.Conv2d) and not isinstance(module, QuantizedLayer):
-            module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    order = {name: index for index, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
-    layers = tuple(sorted(frozen, key=lambda layer: order[layer.name]))
-    dims = None if sample is None else sample.ndim
-    made = FrozenModel(network, layers, parts.reasons, functions=functions, batch_dims=dims).eval()
-    if sample is not None:
-        _run(made, sample)
+        made.suit(sample, is_guess=example is None)
     return made
 
 
@@ -316,21 +369,3 @@ def _with_nan(output: Any, wrong: Tensor) -> Any:
     is_of_samples = output.ndim > 0 and output.shape[0] == wrong.shape[0]
     where = wrong.view(-1, *[1] * (output.ndim - 1)) if is_of_samples else wrong.any()
     return output.masked_fill(where, torch.nan)
-
-
-def _is_layer(model: nn.Module, name: str) -> bool:
-    return isinstance(model.get_submodule(name), QuantizedLayer)
-
-
-def _untouched(name: str, reason: str) -> Frozen:
-    return Frozen(name, "float", reason=reason)
-
-
-def _run(frozen: FrozenModel, sample: Tensor) -> None:
-    """Check that the frozen model accepts the inputs of the trained one."""
-    try:
-        frozen._run(sample)
-    except RuntimeError as error:
-        if not isinstance(frozen.network, fx.GraphModule) or not make_contiguous(frozen.network):
-            raise ValueError(f"the frozen model can't compute what the trained one does: {error}") from error
-        _run(frozen, sample)

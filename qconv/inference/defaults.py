@@ -1,4 +1,4 @@
-"""torch's default dtype and device while models are converted for shipping: float32 on the CPU."""
+"""torch's defaults while models are converted for shipping: float32 on the CPU, and no tensors of inference mode."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ import torch
 
 @contextmanager
 def of_shipping() -> Iterator[None]:
-    """Context manager: new tensors are float32 on the CPU, whatever torch's defaults are."""
+    """Context manager: new tensors are float32 on the CPU, whatever torch's defaults are; none has a gradient."""
     before = torch.get_default_dtype()
     if before != torch.float32:  # the dtype is that of all threads
         torch.set_default_dtype(torch.float32)
     try:
-        with torch.device("cpu"):
+        with torch.device("cpu"), torch.inference_mode(mode=False), torch.no_grad():
             yield
     finally:
         if before != torch.float32:

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +34,9 @@ def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor
     if not isinstance(example, Tensor):
         raise TypeError(f"example ({type(example).__name__}) must be a tensor of images")
     example = example.detach().cpu()
-    frozen = build(model, 0.0, example)
+    frozen = build(model, example)
     content = frozen.program_bytes(example)
     check(model, frozen, example)
     with atomic_file(Path(path)) as file:
         file.write(content)
-    return cast(Program, frozen.program(example))
+    return frozen.program(example)

@@ -1,14 +1,17 @@
 """The comparison of a frozen model with the trained one."""
 
 import copy
+import math
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..convert import to_float
 from ..ground.table import Column, least_width, lines, wrap
@@ -17,17 +20,69 @@ from ..layers.copies import copied
 from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model
+from ..program.operations import Quantize
+from ..quantizers import Identity
 from .build import FrozenModel, build
 from .defaults import of_shipping
-from .float_error import SURE, TINY, difference
-from .layer_check import LayerCheck, LayerPair
-from .own_run import Guided, calls_and_output, own_run
-from .rewrite import Frozen
+from .integers import Quantized
 
-HEADS = "layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift", "unexplained"
+HEADS = "layer", "arithmetic", "codes ≠", "error", "of bound", "drift"
 COLUMNS = tuple(map(Column, HEADS))
 LEFT_OUT: tuple[tuple[str, ...], ...] = ((), ("of bound",), ("of bound", "drift"))  # on narrower and narrower screens
 CLOSE = 1e-5  # of the largest output: the possible difference of two orders of float sums
+SURE = 8  # times the largest error of the trained network's float32 in a channel
+FEW = 64  # numbers of a channel whose errors may all be small by chance
+UNIT = 2.0**-24  # the largest relative rounding error of float32
+TINY = 1e-37  # near the smallest normal float32: smaller numbers may become 0
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """The result of checking one layer on the inputs that the frozen network itself gives it.
+
+    Attributes:
+        name: the name of the layer.
+        arithmetic: "binary", "offset", "integer", "shift" or "float".
+        codes: number of codes that differ from the trained quantizer's of the same floats.
+        error: the largest difference of an input from the exact result of the trained modules before the layer, on the
+            outputs of the layers before them.
+        of_bound: the largest used share of what rounding explains of it; 1 at the limit.
+        drift: number of codes that differ from those of the exact result.
+        elements: number of inputs.
+    """
+
+    name: str
+    arithmetic: str
+    codes: int = 0
+    error: float = 0.0
+    of_bound: float = 0.0
+    drift: int = 0
+    elements: int = 0
+
+    @property
+    def equal(self) -> bool:
+        """Whether codes are equal, and floats agree within rounding."""
+        return not self.reason
+
+    @property
+    def reason(self) -> str:
+        """Return the differences in words; empty if there are none."""
+        if self.codes:
+            return f"{self.codes} of {self.elements:,} codes are not the trained quantizer's"
+        if self.of_bound <= 1:
+            return ""
+        return f"its input is off by up to {self.error:.1e}, {self.of_bound:.3g} times what rounding explains"
+
+    def merged(self, other: "LayerCheck") -> "LayerCheck":
+        """Return the result for the inputs of both."""
+        return replace(
+            self,
+            codes=self.codes + other.codes,
+            error=_larger(self.error, other.error),
+            of_bound=_larger(self.of_bound, other.of_bound),
+            drift=self.drift + other.drift,
+            elements=self.elements + other.elements,
+        )
 
 
 @dataclass(frozen=True)
@@ -36,8 +91,8 @@ class Verification:
 
     Attributes:
         layers: one for each quantized layer, in the order of the model.
-        guided: the largest difference between an output and the trained network's in exact arithmetic on the
-            codes of the frozen layers.
+        guided: the largest difference between an output and the exact result of the trained modules on the outputs of
+            the layers before them.
         difference: the largest difference between an output and the trained network's.
         largest: the largest output.
         decisions: number of inputs that get another class than from the trained network (with one output: another
@@ -101,33 +156,26 @@ def _without(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> tuple[list
 
 def _cells(layer: LayerCheck) -> tuple[str, ...]:
     """The layer as text, in the order of `COLUMNS`."""
-    is_integer, is_floats = layer.arithmetic != "float", layer.gives == "floats"
-    counts = [str(number) if is_integer else "" for number in (layer.codes, layer.sums)]
-    error = (f"{layer.error:.1e}", f"{layer.of_bound:.2f}") if is_floats else ("", "")
-    handed, drift = "" if is_floats else str(layer.handed), f"{layer.drift} of {layer.elements:,}"
-    return layer.name, layer.arithmetic, layer.gives, *counts, handed, *error, drift, str(layer.unexplained)
+    is_integer = layer.arithmetic != "float"
+    counts = (str(layer.codes), f"{layer.drift} of {layer.elements:,}") if is_integer else ("", "")
+    return layer.name, layer.arithmetic, counts[0], f"{layer.error:.1e}", f"{layer.of_bound:.2f}", counts[1]
 
 
-@torch.no_grad()
 @of_shipping()
 def verify(
     model: nn.Module, frozen: FrozenModel | str | os.PathLike[str], inputs: Tensor | Iterable[Any]
 ) -> Verification:
     """Compare a trained model with its frozen form, or with a packed file, on real inputs, layer by layer.
 
-    Each frozen layer gets the input of the trained one. Its codes must equal the trained quantizer's, its sums
-    the exact sums of these codes, and its output codes those that the trained modules after it give for the exact sums
-    in float64. A float may differ from the exact value by 8 times the error that float32 arithmetic is expected to
-    make.
+    The frozen network runs as it is shipped, on its own codes, and the trained one follows it in float64: each of its
+    quantized layers takes the input that the frozen network gave it. So each layer is checked by itself: its codes must
+    be those of the trained quantizer for the same floats, every one, and the floats the exact result of the trained
+    modules, applied to the trained layer's exact sums. Rounding explains 8 times the largest error that the trained
+    modules make in float32, in a channel.
 
-    Then the frozen network runs as a whole, on its own codes, and the trained one follows it in float64: each of its
-    layers takes the input of the frozen one. So each input of a layer is compared with the result of the trained
-    modules for the inputs of the layers before it. A float near the edge between two codes can fall to either side,
-    since float sums depend on their order. A code may therefore be that of any number within 8 errors of the exact one,
-    where the error follows from the arithmetic of each element (`float_error`). The outputs, and with them
-    the decisions, must agree with the trained arithmetic on these codes within 8 errors, too. The trained network on
-    its own codes has other elements fall to the other side of an edge; the outputs and decisions that differ from it
-    are counted.
+    The outputs, and with them the decisions, must agree with the exact ones alike. The trained network on its own codes
+    has other elements fall to the other side of an edge, since float sums depend on their order; the outputs and
+    decisions that differ from it are counted.
 
     Both networks run on the CPU, in float32 and eagerly: `torch.compile` and `torch.autocast` are switched off, since
     the shipped model computes in integers and float32. A network that was trained under autocast is compared by its
@@ -145,16 +193,21 @@ def verify(
     """
     model = lean(copied(inner_model(model)).eval().cpu(), False)
     if not isinstance(frozen, FrozenModel):
-        frozen = build(load_packed(frozen, to_float(copy.deepcopy(model))), 0.0, None)
+        frozen = build(load_packed(frozen, to_float(copy.deepcopy(model))), None)
     elif any(tensor.device.type != "cpu" for tensor in (*frozen.parameters(), *frozen.buffers())):
         frozen = copy.deepcopy(frozen).cpu()
-    pairs = _pairs(model, frozen)
+    names = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLayer)}
+    for told in frozen.layers:
+        if told.name not in names:
+            raise ValueError(
+                f"the frozen model has a layer '{told.name}', the trained one has no quantized layer there"
+            )
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
         if any(hasattr(module, "_orig_mod") for module in (*model.modules(), *frozen.modules())):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        return _compared(model, frozen, pairs, (inputs,) if _is_batch(inputs) else inputs)
+        return _compared(model, frozen, (inputs,) if _is_batch(inputs) else inputs)
 
 
 def _is_batch(inputs: Any) -> bool:
@@ -165,13 +218,11 @@ def _is_batch(inputs: Any) -> bool:
     return isinstance(inputs, Tensor)
 
 
-def _compared(
-    model: nn.Module, frozen: FrozenModel, pairs: dict[str, LayerPair], inputs: Iterable[Any]
-) -> Verification:
-    checks = {name: pair.nothing for name, pair in pairs.items()}
+def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> Verification:
+    checks = {told.name: LayerCheck(told.name, told.arithmetic) for told in frozen.layers}
     guided = differs = largest = of_bound = 0.0
     decisions = samples = 0
-    last = ""
+    follower = _Follower(model, checks)
     for number, batch in enumerate(inputs):
         if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):  # with labels
             batch = batch[0]
@@ -180,46 +231,233 @@ def _compared(
         batch = batch.cpu()
         if not batch.isfinite().all():
             raise ValueError(f"inputs have NaN or inf in batch {number}: pass typical inputs")
-        seen, output = calls_and_output(model, batch, {name: pair.layer for name, pair in pairs.items()})
-        if not isinstance(output, Tensor):
-            raise TypeError(f"model returns {type(output).__name__}; it must return a tensor")
-        own, output_frozen = own_run(frozen, batch, pairs)
-        following = Guided(model, pairs, own)
-        exact, error = following.run(batch)
-        last = following.last
-        for name, pair in pairs.items():
-            checks[name] = checks[name].merged(following.found[name])
-            for call in seen.pop(name):
-                checks[name] = checks[name].merged(pair.check(call))
+        trained = _leaves(model(batch))
+        own, output = own_run(frozen, batch)
+        exact, rounded = follower.run(batch, own)
         samples += len(batch)
-        if output.numel():
-            off = difference(output_frozen, exact)
-            guided = max(guided, float(off.max()))
-            of_bound = max(of_bound, float((off / (SURE * error + TINY)).max()))
-            differs = max(differs, float(difference(output_frozen, output).max()))
-            largest = max(largest, float(output.double().abs().max()))
-            is_comparable = output.shape == output_frozen.shape
-            differing = other_decisions(output, output_frozen) if is_comparable else torch.ones(len(batch))
-            decisions += int(differing.sum())
+        for got, wanted, low, first in zip(output, exact, rounded, trained, strict=True):
+            if not first.numel():
+                continue
+            off, share = _off(got, wanted, low)
+            guided, of_bound = _larger(guided, off), _larger(of_bound, share)
+            differs = _larger(differs, float(difference(got, first).max()))
+            largest = max(largest, float(first.double().abs().max()))
+        differing = [other_decisions(a, b) for a, b in zip(trained, output, strict=True) if a.shape == b.shape]
+        is_whole = len(differing) == len(output) and all(len(each) == len(batch) for each in differing)
+        decisions += int(torch.stack(differing).any(0).sum()) if is_whole else len(batch)
     if not samples:
         raise ValueError("inputs must hold at least one sample")
-    return Verification(tuple(checks.values()), guided, differs, largest, decisions, samples, of_bound, last)
+    called = tuple(check for check in follower.checks.values() if check.elements or check.of_bound)
+    return Verification(called, guided, differs, largest, decisions, samples, of_bound, follower.last)
 
 
-def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
-    """Pair the layers of both models, in the order of the trained one."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    known = {told.name: told for told in frozen.layers}
-    for name in known:
-        if not isinstance(modules.get(name), QuantizedLayer):
-            raise ValueError(f"the frozen model has a layer '{name}', the trained one has no quantized layer there")
-    for name, module in modules.items():
-        if isinstance(module, QuantizedLayer) and not any(name.startswith(f"{other}.") for other in known):
-            with suppress(AttributeError):  # nothing in the frozen model replaces it
-                if isinstance(frozen.find(name), QuantizedLayer):
-                    known.setdefault(name, Frozen(name, "float", reason="it was left as it is"))
-    fed = {told.reader for told in frozen.layers if told.reader}
-    return {name: LayerPair(model, frozen, known[name], name in fed) for name in modules if name in known}
+def _leaves(output: Any) -> list[Tensor]:
+    """Return the tensors of an output."""
+    leaves = tree_leaves(output)
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise TypeError(f"model returns {type(output).__name__}; it must return tensors")
+    return leaves
+
+
+class Own(NamedTuple):
+    """The input of a layer in a frozen network's own run, and its codes (signs, or codes less the code of 0)."""
+
+    input: Tensor
+    codes: Tensor | None
+
+
+def own_run(frozen: FrozenModel, batch: Tensor) -> tuple[dict[str, list[Own]], list[Tensor]]:
+    """Return the inputs of all layers when the frozen network runs as a whole, and its outputs."""
+    found: dict[str, list[Own]] = {}
+    frozen.suit(batch)
+    if not frozen.untraced:
+        _add_own(found, frozen, batch)
+        return found, _leaves(frozen(batch))
+    with ExitStack() as stack:
+        for name, part in frozen.named_modules():
+            if isinstance(part, FrozenModel) and part is not frozen:
+                prefix = name.partition(".")[2]  # behind "network"
+
+                def add(part: FrozenModel, args: Any, name: str = prefix) -> None:
+                    _add_own(found, part, args[0], name)
+
+                stack.callback(part.register_forward_pre_hook(add).remove)
+        return found, _leaves(frozen(batch))
+
+
+def _add_own(found: dict[str, list[Own]], frozen: FrozenModel, input: Tensor, name: str = "") -> None:
+    """Add the inputs of the layers of a network, or of one layer of that name."""
+    values, program = frozen.own_values(input), frozen.program(input)
+    for call in program.layers:
+        codes = None if call.codes is None else values[call.codes]
+        if isinstance(quantize := program.operations[call.codes or 0], Quantize):  # pyright: ignore
+            codes = codes.long() - quantize.zero  # pyright: ignore
+        found.setdefault(name or call.name, []).append(Own(values[call.input], codes))
+
+
+class _Follower:
+    """Runs the trained network, in float64 and in float32, with the frozen network's inputs in its quantized layers.
+
+    Attributes:
+        checks: for each layer, what was found.
+        last: the name of the last layer that was called.
+    """
+
+    def __init__(self, model: nn.Module, checks: Mapping[str, LayerCheck]) -> None:
+        self.checks, self.last = dict(checks), ""
+        self.network = copy.deepcopy(model)
+        self.layers = {name: Quantized(model.get_submodule(name)) for name in checks}
+
+    def run(self, batch: Tensor, own: Mapping[str, list[Own]]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the outputs in float64 and in float32, of which those are the exact ones."""
+        outputs, calls = [], []
+        left: dict[str, list[Own]] = {}
+        for dtype in (torch.float64, torch.float32):
+            left = {name: list(each) for name, each in own.items()}
+            seen: list[tuple[str, Tensor, Own | None]] = []
+            mode = _InFloat64() if dtype == torch.float64 else nullcontext()
+            with _guided(self.network, self.layers, left, seen), mode:
+                outputs.append(_leaves(self.network(batch.to(dtype))))
+            calls.append(seen)
+        exact, rounded = calls
+        for (name, wanted, given), (_, low, _) in zip(exact, rounded, strict=True):
+            if name in own:  # else its output is a constant, or its arguments are several: seen in what follows
+                self.checks[name] = self.checks[name].merged(self._check(name, wanted, low, given))
+        for name, missed in left.items():  # of calls that the trained network does not make
+            if missed:
+                count = sum(each.input.numel() for each in missed)
+                self.checks[name] = replace(self.checks[name], of_bound=math.inf, drift=count)
+        self.last = exact[-1][0] if exact else ""
+        return outputs[0], outputs[1]
+
+    def _check(self, name: str, wanted: Tensor, low: Tensor, own: Own | None) -> LayerCheck:
+        layer: Any = self.layers[name].layer
+        nothing = LayerCheck(name, self.checks[name].arithmetic)
+        if own is None or own.input.numel() != wanted.numel():
+            return replace(nothing, of_bound=math.inf, elements=wanted.numel())
+        if not wanted.numel():
+            return nothing
+        got, quantizer = own.input.reshape(wanted.shape), layer.input_quantizer
+        off, share = _off(got, wanted, low, layer.input_channels()[1])
+        found = replace(nothing, error=off, of_bound=share, elements=wanted.numel())
+        if own.codes is None or isinstance(quantizer, Identity):
+            return found
+        codes, exact = (self.layers[name].codes(values) for values in (got, wanted.float()))
+        if own.codes.numel() != codes.numel():  # with the border of its own
+            return found
+        differing, drifting = (own.codes.reshape(codes.shape) != others for others in (codes, exact))
+        return replace(found, codes=int(differing.sum()), drift=int(drifting.sum()))
+
+
+def _rounded(exact: Tensor) -> Tensor:
+    """Return a layer's output with the errors of a product and a sum or two, in either direction, in float32."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    signs = torch.randint(0, 2, exact.shape, generator=generator, device="cpu") * 2 - 1
+    return (exact * (1 + 4 * UNIT * signs)).float()
+
+
+class _InFloat64(TorchFunctionMode):
+    """Context manager: a function of float64 takes all its floats so, parameters too, and gives float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = args, kwargs or {}
+        if any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(given)):
+            given = tree_map(_widened, given)
+            func = Tensor.double if func is Tensor.float else func
+        return func(*given[0], **given[1])
+
+
+def _widened(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.double() if leaf.dtype == torch.float32 else leaf
+    return torch.float64 if leaf is torch.float32 else leaf
+
+
+def _narrowed(leaf: Any) -> Any:
+    return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == torch.float64 else leaf
+
+
+@contextmanager
+def _guided(
+    network: nn.Module,
+    layers: Mapping[str, Quantized],
+    own: Mapping[str, list[Own]],
+    seen: list[tuple[str, Tensor, Own | None]],
+) -> Iterator[None]:
+    """Context manager: quantized layers return the exact outputs for the frozen network's inputs."""
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            place: Any = network.get_submodule(name)
+
+            def forward(input: Tensor, *rest: Any, name: str = name, layer: Any = layer, **named: Any) -> Tensor:
+                given = own[name].pop(0) if own.get(name) else None
+                seen.append((name, input.clone(), given))
+                x = input if given is None or given.input.numel() != input.numel() else given.input.reshape(input.shape)
+                in_float32 = input.dtype == torch.float32 and (given is None or given.codes is None)
+                with torch._C.DisableTorchFunction():
+                    if rest or named or in_float32:  # whose sums make an error
+                        more = tree_map(_narrowed, (rest, named))
+                        output = layer.layer(x.float(), *more[0], **more[1])
+                    else:
+                        output = _output(layer, x.float(), given)
+                        output = output if input.dtype == torch.float64 else _rounded(output)
+                    # The trained modules may read its strides.
+                    return (output.contiguous() if input.is_contiguous() else output).to(input.dtype)
+
+            place.forward = forward
+            stack.callback(vars(place).pop, "forward")
+        yield
+
+
+def _output(layer: Quantized, input: Tensor, own: Own | None) -> Tensor:
+    """Return a layer's output in float64: of its quantized input, or of the frozen network's codes."""
+    trained: Any = layer.layer
+    if not layer.is_known or input.ndim == trained.weight.ndim - 1 != 1:
+        return trained(input)
+    quantizer, input_q = trained.input_quantizer, layer.input(input).double()
+    if own is not None and own.codes is not None:
+        codes = quantizer.codes(layer.padded(input), *quantizer.tensors())
+        if own.codes.numel() == input_q.numel():
+            values = own.codes.reshape(input_q.shape).double() * codes.scale.double()
+            input_q = values if codes.offset is None else values + codes.offset.double()
+    weight, bias = layer.weight, trained.bias
+    return layer.product(input_q, weight.double(), None if bias is None else bias.double(), input)  # pyright: ignore
+
+
+def difference(got: Tensor, wanted: Tensor) -> Tensor:
+    """Return the differences from the exact numbers: 0 if both are NaN, inf if one is or the shapes differ."""
+    if got.shape != wanted.shape:
+        return torch.full_like(wanted, torch.inf, dtype=torch.float64)
+    got, wanted = got.double(), wanted.double()
+    is_same = (got == wanted) | (got.isnan() & wanted.isnan())
+    return torch.where(is_same, 0.0, (got - wanted).abs()).nan_to_num(torch.inf, torch.inf)
+
+
+def _off(got: Tensor, exact: Tensor, low: Tensor, dim: int = 1) -> tuple[float, float]:
+    """Return the largest difference from exact numbers, and the largest share of what rounding explains.
+
+    Args:
+        got: numbers.
+        exact: the trained network's, in float64.
+        low: the trained network's, in float32, whose error is that of float32.
+        dim: of the channels.
+    """
+    off, error = difference(got, exact), difference(low, exact)
+    if not off.numel():
+        return 0.0, 0.0
+    others = [d for d in range(exact.ndim) if d != dim % exact.ndim]
+    is_by_channel = exact.ndim > 1 and exact.numel() >= FEW * exact.shape[dim]
+
+    def largest(values: Tensor) -> Tensor:
+        return values.amax(others) if is_by_channel else values.max()
+
+    bound = SURE * (largest(error) + UNIT * exact.double().abs().nan_to_num(0, 0, 0).max()) + TINY
+    return float(off.max()), float((largest(off) / bound).max())
+
+
+def _larger(first: float, second: float) -> float:
+    """The larger number; NaN if one is NaN."""
+    return first if first >= second or math.isnan(first) else second
 
 
 def classes(output: Tensor) -> Tensor:

@@ -97,10 +97,13 @@ class QuantizedLayer(nn.Module):
         return dict(zip(QUANTIZERS, made, strict=True))
 
     @torch.no_grad()
-    def _start_from_weight(self) -> None:
+    def _start_from_weight(self, *, searches: bool = False) -> None:
         """Set the learned tensors of the weight's quantizer from the weight; the quantizer is fresh (`NeedsData`)."""
         with evaluated(self):
-            self.weight_quantizer.initialize(self.filters().detach())
+            filters = self.filters().detach()
+            self.weight_quantizer.initialize(filters)
+            if searches:
+                self.weight_quantizer.search_(filters)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -109,16 +112,17 @@ class QuantizedLayer(nn.Module):
             if isinstance(part, Quantizer) and part._parameters:
                 part.start_()
 
-    def follow_weight(self) -> None:
+    def follow_weight(self, *, searches: bool = False) -> None:
         """Set the learned tensors of a fresh weight quantizer from the weight again, as each training forward does.
 
+        With ``searches``, as for use without training (`Quantizer.search_`).
         Not from tensors that only stand in for parameters, as in `torch.func.functional_call`.
         """
         if not self.weight_quantizer.is_fresh:
             return
         own = *trained_weights(self), *self.weight_quantizer.parameters()
         if all(type(tensor) is nn.Parameter and not tensor.is_meta for tensor in own) and not lost(self, own):
-            self._start_from_weight()
+            self._start_from_weight(searches=searches)
 
     @classmethod
     def check_scheme(cls, scheme: Scheme) -> None:

@@ -107,7 +107,7 @@ class _QConv(QuantizedLayer):
         ndim = len(self.kernel_size) + 2
         check_shape(input, ndim, self.in_channels)
         if input.ndim == ndim - 1:
-            return self.forward(input.unsqueeze(0)).squeeze(0)
+            return _QConv.forward(self, input.unsqueeze(0)).squeeze(0)
         input = self.padded(input)
         op = self.operation(input)
         if not self.has_scale_map:

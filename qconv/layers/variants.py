@@ -9,16 +9,22 @@ it. Pass it to `qconv.convert` as ``subclasses={UnitConv2d: QUnitConv2d}``:
         def filters(self):
             return self.weight / self.weight.norm()
 
-A class that computes the same as its parent needs no such form: ``subclasses={MyConv2d: QConv2d}``.
+A class that computes the same as its parent needs no such form: ``subclasses={MyConv2d: QConv2d}``; nor does one that
+does something, such as padding, around the forward of its parent (`around_own_forward`).
 """
 
+from functools import cache
+from typing import Any
+
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..function.operations import Convolution
 from ..quantizers import INQ, ShiftPS
 from ..scheme import Scheme
+from .arguments import as_node
 from .base import QuantizedLayer
+from .bypassed import has_own_forward
 from .conv import QConv2d, same_sides
 
 
@@ -78,6 +84,35 @@ class SamePadded(QConv2d):
             return self.op
         spans = zip(input.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True)
         return self.padded_op(same_sides([_missing(*span) for span in spans]))
+
+
+@cache
+def around_own_forward(layer: type[QuantizedLayer], kind: type[nn.Module]) -> type[QuantizedLayer]:
+    """Return the quantized layer of ``kind``: ``layer``, within the forward of ``kind`` if that has one of its own.
+
+    Raises:
+        TypeError: this forward of a convolution calls neither that of its parent nor ``_conv_forward``.
+    """
+    own, parents = kind.forward, layer.float_type.forward
+    if own is parents or issubclass(layer, kind) or not hasattr(kind, "_conv_forward"):
+        return layer
+    if not {"forward", "_conv_forward"}.intersection(own.__code__.co_names):
+        raise TypeError(
+            f"subclasses: {kind.__name__}.forward calls neither super().forward() nor self._conv_forward(), so that "
+            f"{layer.__name__} would lose what it does: write its quantized layer (see qconv.layers.variants); if it "
+            f"does what its parent does, set the layers' __class__ to {layer.float_type.__name__}"
+        )
+
+    def forward(self: Any, input: Any) -> Any:
+        return as_node(self, input) if isinstance(input, fx.Proxy) else own(self, input)
+
+    def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # A forward that is set on the layer computes as the float twin.
+        of_twin: Any = kind
+        return of_twin._conv_forward(self, input, weight, bias) if has_own_forward(self) else layer.forward(self, input)
+
+    attributes = {"float_type": kind, "forward": forward, "_conv_forward": _conv_forward}
+    return type(f"Q{kind.__name__}", (layer, kind), attributes)
 
 
 def _missing(size: int, kernel_size: int, stride: int, dilation: int) -> int:

@@ -31,6 +31,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
 
     The model runs without gradients, with quantized weights. Inputs whose quantizers are to be set stay as they are, so
     that no layer is calibrated on outputs of one that is not yet; those that need no data (DoReFa, PACT) are quantized.
+    LSQ's steps, of weights too that were not trained yet, start where the error is least.
     Each quantizer observes its layer's inputs batch by batch and keeps a few statistics (`Quantizer.observer`), so
     memory does not grow with the samples. Your own quantizers with only `initialize` get the first samples, at most
     2^22 values.
@@ -66,7 +67,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         TypeError: ``model`` is not a module; something else in place of batches, such as a tensor or a mapping, or of a
             batch's input; a model that needs several inputs, which require a mapping of its arguments by name.
         ValueError: no batch, or none with a sample; ``max_samples`` not a whole number or less than 1; NaN or inf in
-            the input of a layer, which is named. It is raised in all processes if in one, and no quantizer is set.
+            the input of a layer, which is named. It is raised in all processes if in one, and no quantizer of inputs is
+            set.
     """
     done = calibrate_layers(model, batches, max_samples)
     for layer in quantized_layers(model).values():
@@ -85,7 +87,7 @@ def calibrate_layers(
     check_at_least_one(max_samples=max_samples)
     quantized = quantized_layers(model)
     for layer in quantized.values():
-        layer.follow_weight()
+        layer.follow_weight(searches=True)
     layers = {
         name: layer
         for name, layer in quantized.items()

@@ -9,19 +9,21 @@ from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import Bounds, Whole, is_plain
-from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues
+from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues, least_error
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, learned, positive, scalars, wide
-from ..quantizers.observers import Magnitudes
+from ..quantizers.observers import Observer
 from ..quantizers.part import POSITIVE, Rule
 from ..quantizers.rounding import Rounding
 from ..quantizers.signs import sign
 from ..scheme import Scheme, named, of_input
 
 GradScale = Literal["paper", "numel"]
+SEARCH_POWER = 4
+"""The power of the error for which steps are searched: above 2, because clipped values shift a layer's outputs."""
 
 
 def ends_of(bits: int, signed: bool) -> tuple[int, int]:
@@ -78,8 +80,10 @@ class LSQ(Coded):
       the layer with a step for each filter, too, as lsq-net does.
 
     s starts at ``2 · mean |w| / √Q_p``, with one bit at ``mean |w|``, over the layer or over each filter; a mean of
-    zero gives the smallest step. After each optimizer step s is at least 2^-20. A filter of zeros gives zeros,
-    with one bit s. Latent weights are not clipped.
+    zero gives the smallest step. That is meant for training: `qconv.calibrate` starts s where the mean of
+    ``(w_q − w)^4`` is least, among 32 steps that end the levels at 1/32, 2/32, … 1 of the largest magnitude.
+    After each optimizer step s is at least 2^-20. A filter of zeros gives zeros, with one bit s. Latent weights are not
+    clipped.
 
     ±inf gives the end levels, once s is finite; NaN gives NaN (with one bit ±s), no gradient, and a NaN in ds. The
     paper decays s as the weights; hustzxd's code does not. Its first and last layer have 8 bits. The paper's numbers
@@ -151,6 +155,17 @@ class LSQ(Coded):
         else:
             old.copy_(step)
 
+    def search_(self, x: Tensor) -> None:
+        self._search(self.sharing(x))
+
+    @torch.no_grad()
+    def _search(self, rows: Tensor) -> None:
+        """Set the step of each row to that of the least error; of zeros and infinities it stays."""
+        step, _ = least_error(wide(rows), *self.ends, SEARCH_POWER)
+        step = step.view(self.step.shape)
+        found = (step > 0) & step.isfinite()
+        self.step.copy_(torch.where(found, clamp_step(step, self.step.dtype), self.step))
+
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         rounding = self.rounding_of(x, *tensors)
         if rounding is None:
@@ -198,7 +213,7 @@ class LSQ(Coded):
         return f"{shown}, strict={self.strict}"
 
 
-class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):  # pyright: ignore[reportIncompatibleVariableOverride]
+class LSQInput(ChosenSign, FromData[MagnitudesAndValues], LSQ):  # pyright: ignore[reportIncompatibleVariableOverride]
     r"""Activations with a learned step s: LSQ.
 
     ``x_q``, ``dx`` and ``ds`` are as in `LSQ`, with ``Q_n = 0`` and ``Q_p = 2^b − 1`` unless ``signed``: with one
@@ -209,8 +224,9 @@ class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):  # pyright: ignore[report
     In ``c = 1 / √(N · Q_p)`` N is the number of features of one sample that share the step, as in the paper; lsq-net
     and hustzxd count the inputs of the whole batch (``grad_scale="numel"``), so that c depends on the batch size.
 
-    s starts at ``2 · mean |x| / √Q_p`` of the first training batch (or of `qconv.calibrate`), with one bit at
-    ``mean |x|``; until then it is 1. It waits through a batch of equal values, and a channel of zeros keeps its step.
+    s starts at ``2 · mean |x| / √Q_p`` of the first training batch, with one bit at ``mean |x|``; `qconv.calibrate`
+    starts it where the error is least, as in `LSQ`. Until then it is 1.
+    It waits through a batch of equal values, and a channel of zeros keeps its step.
     ``step_init`` starts from a number instead, as lsq-net does with 1.0. After each optimizer step s is at least 2^-20.
 
     Zeros, infinities and NaN as in `LSQ`.
@@ -256,23 +272,23 @@ class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):  # pyright: ignore[report
     def ends(self) -> tuple[int, int]:
         return ends_of(int(self.bits), self.signed)
 
-    @property
-    def splits_at_zero(self) -> bool:
-        return self.signed and self.bits == 1
-
     def build(self, channels: int, dim: int) -> None:
         self.dim = dim
         if self.per_channel:
             self.step = nn.Parameter(self.step.detach()[:1].repeat(channels))
 
-    def new_observer(self) -> Magnitudes:
-        dim = self.dim if self.per_channel else None
-        return MagnitudesAndValues(dim) if self.chooses_sign else Magnitudes(dim)
+    def new_observer(self) -> MagnitudesAndValues:
+        return MagnitudesAndValues(self.dim if self.per_channel else None)
 
-    def start(self, observer: Magnitudes) -> bool:
+    def initialize_from(self, observer: Observer) -> None:
+        super().initialize_from(observer)
+        if self.calibrated and isinstance(observer, MagnitudesAndValues):
+            self._search(observer.values.kept)
+
+    def start(self, observer: MagnitudesAndValues) -> bool:
         if self.step_init is not None or not (observer.mean > 0).any():
             return False
-        if isinstance(observer, MagnitudesAndValues):
+        if self.chooses_sign:
             self.choose_sign(observer, *(ends_of(int(self.bits), signed) for signed in (False, True)))
         step = self.step_of(observer.mean).view(self.step.shape)
         self.step.copy_(torch.where(step > 0, clamp_step(step, self.step.dtype), self.step))

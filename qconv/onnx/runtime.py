@@ -13,8 +13,8 @@ from ..inference.defaults import of_shipping
 from ..inference.verify import other_decisions, tolerance
 from ..layers.copies import copied
 
+# What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each.
 ROUNDED, SATURATING = "qconv.round_outputs", "qconv.saturating_layers"
-"""What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each."""
 PRECISE = ("session.x64quantprecision", "1")
 """ONNX Runtime's option for right sums of 8-bit codes on x86 processors without VNNI. With VNNI sums are right without
 it, and slower with it."""
@@ -78,7 +78,7 @@ class OnnxComparison:
     """The result of `compare_onnx`.
 
     Attributes:
-        is_rounded: whether the file was written with `round_outputs`.
+        is_rounded: whether the file rounds outputs to 8 bits.
         close: number of inputs with outputs equal up to the order of float sums; in the others some code crossed an
             edge.
         difference: the largest difference of an output.

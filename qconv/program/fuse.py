@@ -14,6 +14,7 @@ from .operations import (
     ConvBits,
     ConvCodes,
     ConvFloats,
+    Function,
     Input,
     Maximum,
     Mean,
@@ -115,6 +116,12 @@ class _Fusing:
         self.folded: set[int] = set()
 
     def run(self) -> list[Kernel]:
+        for operation in self.operations:
+            if isinstance(operation, Function):
+                name = getattr(operation.function, "__name__", type(operation.function).__name__).partition(".")[0]
+                raise NotFused(f"'{operation.origin}': C has no {name}")
+        if self.program.structure is not None:
+            raise NotFused("it has several outputs, or names them")
         for place, operation in enumerate(self.operations):
             if place in self.folded:
                 continue

@@ -1,17 +1,19 @@
 """The operations of a program, each with its definition in torch.
 
-Values are (N, C, H, W): floats (float32), signs (±1), or codes (whole numbers that fit in a byte). Sums of signs and of
-codes are exact. Each operation on floats is rounded once, in the order that its definition gives, so every runtime that
-neither contracts nor reorders them gives the same bits. Tensors "of channels" are (C,) float32.
+Values are (N, C, H, W): floats (float32), signs (±1), or codes (whole numbers that fit in a byte); around a `Function`
+also floats of other shapes. Sums of signs and of codes are exact. Each operation on floats is rounded once, in the
+order that its definition gives, so every runtime that neither contracts nor reorders them gives the same bits.
+Tensors "of channels" are (C,) float32.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_map, tree_unflatten
 
 Size = tuple[int, int]
 
@@ -272,6 +274,49 @@ class Mean(Operation):
         return 1, 1
 
 
+class Given(NamedTuple):
+    """An argument of a `Function`: its input of this place."""
+
+    place: int
+
+
+class Images(NamedTuple):
+    """An argument of a `Function`: this many times the number of images."""
+
+    times: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Function(Operation):
+    """A function of torch on floats, of any shape; another library, or another processor, may round it otherwise.
+
+    Attributes:
+        function: an operator such as ``torch.ops.aten.sigmoid.default``, or a module that stays Python.
+        arguments: tensors and numbers, with `Given` and `Images` for what depends on the images.
+        named: arguments by name.
+        result: which one of several results it is; None if there is one.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = (Given(0),)
+    named: Mapping[str, Any] = field(default_factory=dict)
+    result: int | None = None
+
+    def run(self, *values: Tensor) -> Tensor:
+        def filled(argument: Any) -> Any:
+            if isinstance(argument, Given):
+                return values[argument.place]
+            return argument.times * len(values[0]) if isinstance(argument, Images) else argument
+
+        arguments, named = tree_map(filled, (self.arguments, dict(self.named)), is_leaf=_is_filled)
+        results = self.function(*arguments, **named)
+        return results if self.result is None else results[self.result]
+
+
+def _is_filled(argument: Any) -> bool:
+    return isinstance(argument, Given | Images)
+
+
 def _fused_sum(products: Tensor, floats: Tensor) -> Tensor:
     """Return the sums of exact products in float64 and of floats, rounded once, to float32.
 
@@ -304,21 +349,38 @@ def _in_turn(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
+class LayerCall(NamedTuple):
+    """A call of a quantized layer: the numbers of its input, and of the signs or codes of that; None on floats."""
+
+    name: str
+    input: int
+    codes: int | None
+
+
 class Program:
     """A frozen network as a flat list of operations; `run` defines what it computes.
 
     Attributes:
         operations: in an order in which each follows its inputs; the first is the `Input`.
-        output: the number of the operation whose value is the output.
+        outputs: the numbers of the operations whose values are the outputs.
+        structure: how the outputs are put together; None for a single tensor.
         is_flat: whether the output has one pixel, and loses its last two dimensions.
-        size: the only size of images that it takes; None for any.
+        size: the only height and width, or other dimensions behind the channels, that it takes; None for any.
+        layers: the calls of quantized layers.
     """
 
     def __init__(self, channels: int) -> None:
         self.operations: list[Operation] = [Input(inputs=(), channels=channels)]
-        self.output = 0
+        self.outputs: tuple[int, ...] = (0,)
+        self.structure: TreeSpec | None = None
         self.is_flat = False
-        self.size: Size | None = None
+        self.size: tuple[int, ...] | None = None
+        self.layers: list[LayerCall] = []
+
+    @property
+    def output(self) -> int:
+        """The number of the operation whose value is the first output."""
+        return self.outputs[0]
 
     def add(self, operation: Operation) -> int:
         """Append an operation; return its number."""
@@ -327,19 +389,23 @@ class Program:
 
     def pruned(self) -> "Program":
         """Return the program without operations that no output needs."""
-        needed = {0, self.output}
-        for place in range(self.output, 0, -1):
+        needed = {0, *self.outputs}
+        for place in range(max(needed), 0, -1):
             needed |= {*self.operations[place].inputs} if place in needed else set()
         kept = Program(self.operations[0].channels)
         places = {old: new for new, old in enumerate(sorted(needed))}
         for old in sorted(needed)[1:]:
             operation = self.operations[old]
             kept.add(replace(operation, inputs=tuple(places[given] for given in operation.inputs)))
-        kept.output, kept.is_flat, kept.size = places[self.output], self.is_flat, self.size
+        kept.outputs, kept.structure = tuple(places[output] for output in self.outputs), self.structure
+        kept.is_flat, kept.size = self.is_flat, self.size
+        for name, given, codes in self.layers:
+            if given in places:
+                kept.layers.append(LayerCall(name, places[given], None if codes is None else places.get(codes)))
         return kept
 
     def sizes(self, size: Size) -> list[Size]:
-        """Return height and width of each operation's value for images of this size."""
+        """Return height and width of each operation's value for images of this size, which a `Function` keeps."""
         found: list[Size] = []
         for operation in self.operations:
             found.append(operation.size(found[operation.inputs[0]] if operation.inputs else size))
@@ -362,10 +428,16 @@ class Program:
             found.append(operation.run(*(found[place] for place in operation.inputs)) if operation.inputs else input)
         return found
 
-    def run(self, input: Tensor) -> Tensor:
+    def run(self, input: Tensor) -> Any:
         """Return the output for images (N, C, H, W)."""
-        output = self.values(input)[self.output]
-        return output.flatten(1) if self.is_flat else output
+        values = self.values(input)
+        return self.put_together([values[place] for place in self.outputs])
+
+    def put_together(self, outputs: Sequence[Tensor]) -> Any:
+        """Return the output of the network that has these values."""
+        if self.structure is not None:
+            return tree_unflatten(list(outputs), self.structure)
+        return outputs[0].flatten(1) if self.is_flat else outputs[0]
 
     def __str__(self) -> str:
         lines = []

@@ -147,6 +147,8 @@ class _Writer:
             channels = weight.shape[-1]
             width = 16 if channels <= 16 else -(-channels // 32) * 32
             return 1, self._put(_packed(F.pad(weight < 0, (0, width - channels)), 1))
+        if weight.min() < -128 or weight.max() > 127:
+            raise NotFused(f"'{conv.origin}': its weights have more than 8 bits")
         if weight.min() < -8 or weight.max() > 7:
             return 8, self._put(weight.to(torch.int8))
         halves = weight.to(torch.int8).flatten(1).view(torch.uint8) & 15
@@ -262,6 +264,13 @@ class Planned:
             raise NotFused("qconv was installed without its C kernels")
         self.program, self.content = program, program_bytes(program, guard)
         self._plans: dict[Size, Plan] = {}
+        self._counts: dict[Size, tuple[int, int]] = {}
+
+    def multiplications(self, size: Size) -> tuple[int, int]:
+        """Return `Program.multiplications`."""
+        if size not in self._counts:
+            self._counts[size] = self.program.multiplications(size)
+        return self._counts[size]
 
     def takes(self, input: Tensor) -> bool:
         """Whether the program is one for images of this shape."""

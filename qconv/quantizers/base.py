@@ -77,9 +77,19 @@ class Quantizer(InBits, NeedsData):
     def splits_at_zero(self) -> bool:
         """Whether 0 separates the only two levels, at least initially if the threshold is learned; true of signs.
 
-        Inputs of one sign, such as those after a ReLU, are then all quantized to one value.
+        Inputs of one sign, such as those after a ReLU, are then all quantized to one value. By default `levels`, or
+        else `whole_ends`, say so of one bit.
         """
-        return self.signs and self.is_elementwise
+        if self.signs or self.bits != 1 or not self.is_elementwise:
+            return self.signs and self.is_elementwise
+        levels = self.levels(*self.tensors())
+        if levels is None:
+            low, high = self.whole_ends or (0, 0)
+        elif levels.offset is None:
+            low, high = levels.low, levels.high
+        else:
+            low, high = ((code * levels.scale + levels.offset).mean() for code in (levels.low, levels.high))
+        return bool(low < 0 < high)
 
     @property
     def at_work(self) -> "Quantizer":
@@ -197,6 +207,12 @@ class Quantizer(InBits, NeedsData):
 
         A quantizer that needs data ignores an ``x`` that is empty or of equal values: it keeps its tensors and stays
         uncalibrated.
+        """
+
+    def search_(self, x: Tensor) -> None:
+        """Improve the learned tensors that `initialize` set from the weight ``x``, for use without training.
+
+        `qconv.calibrate` calls it while they are fresh. By default they stay.
         """
 
     def observer(self) -> Observer:

@@ -30,20 +30,28 @@ class MagnitudesAndValues(Magnitudes):
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__(dim)
-        self.values = Values(MOST_VALUES)
+        self.values = Values(MOST_VALUES, dim)
 
     def update(self, x: Tensor) -> None:
         super().update(x)
         self.values.observe(x)
 
 
-def least_error(x: Tensor, low: int, high: int) -> Tensor:
-    """The least mean squared error of ``x`` on the levels from ``low`` to ``high``, over evenly spaced steps."""
-    bound = x.abs().amax() / max(high, 1)
-    steps = bound * torch.arange(1, STEPS + 1, dtype=x.dtype, device=x.device).unsqueeze(1) / STEPS
-    z = x / steps
-    levels = torch.where(z < 0, -1.0, 1.0) if (low, high) == (-1, 1) else z.clamp(low, high).round_()
-    return (levels * steps - x).square_().mean(1).amin()
+def least_error(x: Tensor, low: int, high: int, power: int) -> tuple[Tensor, Tensor]:
+    """Return each row's step with the least mean error to a power, on the levels from ``low`` to ``high``; and this.
+
+    The steps are evenly spaced; the error is relative to the row's mean power. A row of zeros has the step 0.
+    """
+    bound = x.abs().amax(1, keepdim=True)
+    x = x / bound  # whose squares neither overflow nor vanish
+    best = torch.ones_like(bound) / high
+    least = torch.full_like(bound, torch.inf)
+    for step in (torch.arange(STEPS, 0, -1) / (STEPS * high)).tolist():
+        z = x / step
+        levels = torch.where(z < 0, -1.0, 1.0) if (low, high) == (-1, 1) else z.clamp_(low, high).round_()
+        error = levels.mul_(step).sub_(x).pow_(power).mean(1, keepdim=True)
+        best, least = torch.where(error < least, step, best), torch.minimum(error, least)
+    return (best * bound).squeeze(1), (least / x.pow(power).mean(1, keepdim=True)).squeeze(1)
 
 
 class ChosenSign(Quantizer):
@@ -107,9 +115,8 @@ class ChosenSign(Quantizer):
         """Choose from the observer's values, and keep the vote for `decide`."""
         self._vote = -1  # without negative inputs it doesn't object to what other processes see
         if observer.low is not None and observer.low < 0:
-            x = observer.values.kept.double()
-            x = x / x.abs().amax()  # whose squares neither overflow nor vanish
-            gain = (least_error(x, *unsigned) - least_error(x, *signed)) / x.square().mean()
+            x = observer.values.kept.double().reshape(1, -1)
+            gain = least_error(x, *unsigned, 2)[1] - least_error(x, *signed, 2)[1]
             self._vote = int((gain.nan_to_num(-1.0) * 2**20).round().item())
         self._set_sign(self._vote > 0)
 

@@ -129,6 +129,9 @@ class Mixed(Quantizer):
     def initialize(self, x: Tensor) -> None:
         self.quantizer.initialize(x)
 
+    def search_(self, x: Tensor) -> None:
+        self.quantizer.search_(x)
+
     def observer(self) -> Observer:
         return self.quantizer.observer()
 

@@ -73,27 +73,32 @@ class Samples(Observer):
 
 
 class Values(Observer):
-    """Keeps single values, at most ``most``, evenly spaced over all batches; uses no random numbers."""
+    """Keeps single values, evenly spaced over all batches; uses no random numbers.
+
+    Attributes:
+        kept: a row of at most ``most`` values, of all or at each index of dimension ``dim``.
+    """
 
     kept: Tensor
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, dim: int | None = None) -> None:
         self.most = most
+        self.dim = dim
         self.every = 0
         self.seen = 0
 
     def update(self, x: Tensor) -> None:
-        flat = x.flatten()
+        rows = rows_of(x, self.dim)
         if self.seen == 0:
             # Odd: an even number could take the same columns of all images.
-            self.every = -(-flat.numel() // self.most) | 1
-            self.kept = flat[:: self.every].clone()
+            self.every = -(-rows.shape[1] // self.most) | 1
+            self.kept = rows[:, :: self.every].clone()
         else:
-            self.kept = torch.cat([self.kept, flat[-self.seen % self.every :: self.every]])
-        self.seen += flat.numel()
-        while self.kept.numel() > self.most:
+            self.kept = torch.cat([self.kept, rows[:, -self.seen % self.every :: self.every]], dim=1)
+        self.seen += rows.shape[1]
+        while self.kept.shape[1] > self.most:
             self.every *= 3
-            self.kept = self.kept[::3].clone()
+            self.kept = self.kept[:, ::3].clone()
 
 
 class Magnitudes(Observer):

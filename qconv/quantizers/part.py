@@ -83,7 +83,7 @@ class Part(nn.Module):
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __repr__(self) -> str:
-        parts = (repr(child) for child in self.children() if child.extra_repr.__func__ is not Part.extra_repr)
+        parts = (repr(child) for child in self.children() if child.extra_repr())
         return f"{type(self).__name__}({', '.join(filter(None, (self.extra_repr(), *parts)))})"
 
 

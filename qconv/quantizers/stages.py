@@ -238,6 +238,9 @@ class Stages(Quantizer):
         for quantizer in self._all()[self.stage :]:
             quantizer.initialize(x)
 
+    def search_(self, x: Tensor) -> None:
+        self.current.search_(x)
+
     def observer(self) -> Observer:
         return Several([quantizer.observer() for quantizer in self._all()[self.stage :]])
 

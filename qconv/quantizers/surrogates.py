@@ -55,6 +55,9 @@ class Surrogate(Part):
     def set_progress_(self, progress: float) -> None:
         """Set the buffers; ``progress`` goes from 0 to 1 during training."""
 
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+
 
 Make = Callable[[], Surrogate]
 """A class of surrogates, or a `functools.partial` of one."""

@@ -1,0 +1,187 @@
+"""Adding operations to a program, with the shape that each value has for the sample."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..program import operations as ops
+from ..program.edges import NotMonotone, edges_of, first_floats, rises
+from ..program.operations import Operation, Program, Size, Window
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value in a network: the number of its operation, and the shape that the network gives it for the sample.
+
+    An operation on images stores (N, C, H, W); for the network the same numbers may be rows, (N, C · H · W).
+    """
+
+    place: int
+    shape: Shape
+
+
+class Builder:
+    """A program that grows.
+
+    Attributes:
+        program: the program.
+        stored: the shape of each operation's value for the sample.
+        origin: the name that operations get.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.program = Program(shape[1] if len(shape) > 1 else 1)
+        self.stored: list[Shape] = [shape]
+        self._exact: dict[int, tuple[Tensor, Tensor]] = {}  # scales and biases, by number
+        self.origin = ""
+
+    def add(self, kind: type[Operation], *inputs: int, channels: int | None = None, **fields: Any) -> int:
+        """Append an operation on images; return its number. It has the channels of its first input by default."""
+        first = self.stored[inputs[0]]
+        channels = first[1] if channels is None else channels
+        operation = kind(inputs=inputs, channels=channels, origin=self.origin, **fields)
+        self.stored.append((first[0], channels, *operation.size((first[2], first[3]))))
+        return self.program.add(operation)
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        shape: Shape,
+        *inputs: int,
+        arguments: tuple[Any, ...] = (ops.Given(0),),
+        named: Mapping[str, Any] | None = None,
+        result: int | None = None,
+    ) -> int:
+        """Append a `Function` with a value of this shape; return its number."""
+        fields: Any = {"function": function, "arguments": arguments, "named": named or {}, "result": result}
+        channels = shape[1] if len(shape) > 1 else 1
+        self.stored.append(shape)
+        return self.program.add(ops.Function(inputs=inputs, channels=channels, origin=self.origin, **fields))
+
+    # Shapes
+
+    def is_image(self, x: Value) -> bool:
+        """Whether a value is stored as (N, C, H, W), and the network sees it so, or as rows of one pixel."""
+        stored = self.stored[x.place]
+        return len(stored) == 4 and (x.shape == stored or (stored[2:] == (1, 1) and x.shape == stored[:2]))
+
+    def is_flattened(self, x: Value) -> bool:
+        """Whether a value is stored as (N, C, H, W), and the network sees rows of whole images."""
+        stored = self.stored[x.place]
+        return len(stored) == 4 and x.shape == (stored[0], stored[1] * stored[2] * stored[3])
+
+    def raw(self, x: Value) -> int:
+        """Return the number of a value that is stored in the shape that the network sees."""
+        return x.place if self.stored[x.place] == x.shape else self.reshaped(x.place, x.shape)
+
+    def image(self, x: Value) -> int | None:
+        """Return the number of a value stored as (N, C, H, W), of rows as one pixel; None if there is none."""
+        if self.is_image(x):
+            return x.place
+        return self.reshaped(self.raw(x), (*x.shape, 1, 1)) if len(x.shape) == 2 else None
+
+    def reshaped(self, place: int, shape: Shape) -> int:
+        """Return the number of a value in another shape, of which only the first length depends on the images."""
+        return self.call(torch.ops.aten.reshape.default, shape, place, arguments=(ops.Given(0), [-1, *shape[1:]]))
+
+    def fix_size(self) -> None:
+        """Let the program take only images of the sample's size."""
+        self.program.size = self.stored[0][2:]
+
+    # Operations that are used in several places
+
+    def affine(self, place: int, scale: Tensor | float, bias: Tensor | float) -> int:
+        """Append a scale and a bias of channels; they are rounded to float32."""
+        channels = self.stored[place][1]
+
+        def of_channels(numbers: Tensor | float) -> Tensor:
+            return torch.as_tensor(numbers, dtype=torch.float64).detach().flatten().expand(channels)
+
+        exact = of_channels(scale), of_channels(bias)
+        number = self.add(ops.Affine, place, scale=exact[0].float().clone(), bias=exact[1].float().clone())
+        self._exact[number] = exact
+        return number
+
+    def norm(self, place: int, scale: Tensor, bias: Tensor) -> int:
+        """Append a batch norm; right behind a convolution's scale and bias it becomes one with them."""
+        operation = self.program.operations[place]
+        exact = self._exact.get(place)
+        if exact is None or place != len(self.program.operations) - 1:
+            return self.affine(place, scale, bias)
+        return self.affine(operation.inputs[0], exact[0] * scale, exact[1] * scale + bias)
+
+    def floats(self, place: int, weight: Tensor, bias: Tensor | None, window: Window, groups: int) -> int:
+        """Append a convolution of floats by a weight (C_out, C / groups, kh, kw)."""
+        weight = weight.detach().contiguous().clone()
+        sums = self.add(ops.ConvFloats, place, channels=len(weight), weight=weight, window=window, groups=groups)
+        return sums if bias is None else self.affine(sums, 1.0, bias)
+
+    def on_pixels(self, weight: Tensor, x: Value) -> tuple[Tensor, Window]:
+        """Return weight and window of a linear layer, (out, in, 1, 1): over the whole image for flattened images."""
+        size = self.stored[x.place][2:]
+        if not self.is_flattened(x) or size == (1, 1):
+            return weight, Window()
+        self.fix_size()
+        return weight.reshape(len(weight), -1, *size), Window((size[0], size[1]))
+
+    def signs(self, place: int, reaches: Callable[[Tensor], Tensor] | None) -> int | None:
+        """Append the signs of a value: of 0, or of where ``reaches`` begins to hold in each channel of (1, C, 1, n).
+
+        None if it does not begin once.
+        """
+        channels = self.stored[place][1]
+        if reaches is None:
+            return self.shared(ops.Sign, place, edge=torch.zeros(channels))
+        edge = first_floats(lambda v: reaches(v.view(1, channels, 1, 1)).flatten(), (channels,))
+        grid = torch.linspace(-8, 8, 257).expand(1, channels, 1, -1)
+        if bool(edge.isnan().any()) or not rises(reaches(grid).int()):
+            return None
+        return self.shared(ops.Sign, place, edge=edge)
+
+    def codes(self, place: int, codes: Callable[[Tensor], Tensor], low: int, high: int, step: float) -> int | None:
+        """Append whole codes from low to high, of which 0 gets a code of at least 0; None if C could not hold them."""
+        zero = max(0, -low)
+        if high + zero > 255 or low > 0:
+            return None
+        try:
+            edges = edges_of(codes, low, high, step)
+        except NotMonotone:
+            return None
+        is_level = torch.cat([edges[1:] != edges[:-1], torch.ones(1, dtype=torch.bool)])  # uneven levels skip codes
+        levels = torch.cat([torch.tensor([low]), torch.arange(low + 1, high + 1)[is_level]]) + zero
+        fields = {"edges": edges[is_level], "codes": levels.to(torch.uint8), "zero": zero, "step": step}
+        return self.shared(ops.Quantize, place, **fields)
+
+    def shared(self, kind: type[Operation], place: int, **fields: Any) -> int:
+        """Append an operation unless the program has it already."""
+        new = kind(inputs=(place,), channels=self.stored[place][1], **fields)
+        for number, other in enumerate(self.program.operations):
+            if type(other) is kind and other.inputs == (place,) and is_same(other, new):
+                return number
+        return self.add(kind, place, **fields)
+
+
+def is_same(one: Operation, other: Operation) -> bool:
+    """Whether two operations of a class compute the same from their inputs."""
+    return all(_equal(value, getattr(other, name)) for name, value in vars(one).items() if name != "origin")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return type(one) is type(other) if isinstance(one, nn.Module) else one == other
+
+
+def pair(value: Any) -> Size:
+    """Return two numbers, of one or two."""
+    both = (value, value) if isinstance(value, int) else tuple(value)
+    return (both[0], both[0]) if len(both) == 1 else both

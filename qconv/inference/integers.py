@@ -1,0 +1,383 @@
+"""Quantized layers on integers: which arithmetic computes one, and its operations in a program."""
+
+import copy
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..kernels import operators
+from ..kernels.window import Window as Geometry
+from ..layers import QConv1d, QConv2d, QConv3d, QLinear, QuantizedLayer, SamePadded
+from ..program import operations as ops
+from ..program.operations import Window
+from ..quantizers import Identity, Quantizer, input_scale
+from ..quantizers.levels import Levels
+from .builder import Builder, Value
+
+LARGEST_SUM = 2**31 - 1
+LARGEST_WEIGHT = 255
+LARGEST_DIGITS = 255 * 64  # the product of the 8-bit parts of a fixed-point input and of a shift
+LARGEST_EXACT = 2**53  # sums of shifted numbers, added in float64
+
+
+class Arithmetic(NamedTuple):
+    """The arithmetic of a quantized layer.
+
+    Attributes:
+        kind: "binary", "offset" (signs around a centre), "integer", "shift" or "float".
+        reason: why it is float.
+        weight: the codes, output channels first.
+        scale: the value of 1 in a sum of products of codes, float64 for each output channel.
+        levels: the levels of the input.
+        zero: added to codes to make them 8-bit numbers.
+        bound: the bound of the magnitude of sums.
+        centre: the value of 1 in a sum of the input's codes, as `scale`: the offset of "offset" weights.
+    """
+
+    kind: str
+    reason: str = ""
+    weight: Tensor = torch.zeros(0, device="cpu")
+    scale: Tensor = torch.zeros(0, device="cpu")
+    levels: Levels = Levels(0, 0, torch.ones((), device="cpu"))
+    zero: int = 0
+    bound: int = 0
+    centre: Tensor = torch.zeros(0, device="cpu")
+
+
+def arithmetic(layer: QuantizedLayer) -> Arithmetic:
+    """Choose the arithmetic of a layer, or return why it can't be computed on integers."""
+    if isinstance(layer.input_quantizer, Identity):
+        return Arithmetic("float", "its input is not quantized")
+    if not isinstance(layer, QConv2d | QLinear):
+        return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
+    if type(layer).forward not in (QConv2d.forward, QLinear.forward):
+        return Arithmetic("float", f"{type(layer).__name__} has a forward of its own")
+    if isinstance(layer, SamePadded) and layer.same_pad:
+        return Arithmetic("float", "its padding depends on the size of its input")
+    quantizer = layer.input_quantizer
+    levels = quantizer.levels(*quantizer.tensors())
+    if levels is None:
+        return Arithmetic("float", f"the levels of its input are not fixed: {type(quantizer).__name__} states none")
+    if not quantizer.at_work.is_elementwise and isinstance(layer, QLinear):  # which is frozen as a layer of its rows
+        return Arithmetic("float", f"{type(quantizer).__name__} quantizes a sample as a whole")
+    try:
+        weight = layer.weight_codes()
+    except TypeError as error:
+        return Arithmetic("float", str(error))
+    is_plain = weight.offset is None and levels.offset is None
+    is_around = quantizer.bits == 1 and levels[:2] == (-1, 1) and bool((weight.values.abs() == 1).all())
+    if weight.negative_scale is not None or weight.zero != 0 or not (is_plain or is_around):
+        what = "weight" if levels.offset is None else "input"
+        return Arithmetic("float", f"the codes of its {what} have an offset, or two scales")
+    for what, numbers in (("scales", levels.scale), ("offsets", levels.offset)):
+        if numbers is not None and numbers.numel() != 1:
+            return Arithmetic("float", f"its input channels have {what} of their own")
+    by_filter = len(weight.values), *[1] * (weight.values.ndim - 1)
+    for what, numbers in (("scales", weight.scale), ("offsets", weight.offset)):
+        if numbers is not None and numbers.numel() != 1 and numbers.shape != by_filter:
+            return Arithmetic("float", f"its weight has {what} {tuple(numbers.shape)}, not one for each filter")
+    low, high = levels.low, levels.high
+    unit = levels.scale.detach().double().flatten()
+
+    def of_filters(numbers: Tensor) -> Tensor:
+        return numbers.double().expand(by_filter).flatten() * unit
+
+    scale = of_filters(weight.scale)
+    magnitudes = weight.values.abs().double()  # shifts of 7 and 8 bits are powers of two beyond 64-bit numbers
+    largest = int(magnitudes.max()) if magnitudes.numel() else 0
+    bound = max(abs(low), abs(high)) * int(magnitudes.flatten(1).sum(1).max()) if magnitudes.numel() else 0
+    if largest >= LARGEST_EXACT:
+        return Arithmetic("float", f"its weights, of up to {largest:.3g}, are not exact in float64 sums")
+    values = weight.values.long()
+    is_int8 = low >= -128 and high <= 127
+    zero = 0 if is_int8 or low >= 0 else -low
+    integer = Arithmetic("integer", "", values, scale, levels, zero, bound)
+    is_sign = (magnitudes == 1).all()
+    if not is_plain:
+        centre = torch.zeros_like(scale) if weight.offset is None else of_filters(weight.offset)
+        return integer._replace(kind="offset", centre=centre)
+    if quantizer.signs and is_sign:
+        return integer._replace(kind="binary")
+    if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
+        is_shift = ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all()
+        if is_shift and bound < LARGEST_EXACT and LARGEST_DIGITS * values[:1].numel() <= LARGEST_SUM:
+            return integer._replace(kind="shift")
+        return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are not 8-bit numbers")
+    if bound > LARGEST_SUM:
+        return Arithmetic("float", f"its sums, of up to {bound}, are not 32-bit numbers")
+    return integer
+
+
+class Quantized(nn.Module):
+    """A trained layer on floats: its operation on the quantized input and a weight that is quantized once.
+
+    ``output = op(pad(input_q), weight_q) + bias``; a layer of another kind, or with a map of input magnitudes, stays
+    as it is.
+    """
+
+    weight: Tensor | None
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        forwards = QConv1d.forward, QConv2d.forward, QConv3d.forward, QLinear.forward
+        self.is_known = type(layer).forward in forwards and not layer.has_scale_map
+        self.layer = copy.deepcopy(layer)
+        self.register_buffer("weight", layer.quantized_weight() if self.is_known else None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer's output."""
+        layer: Any = self.layer
+        if not self.is_known or input.ndim == layer.weight.ndim - 1 != 1:
+            return layer(input)
+        return self.product(self.input(input), self.weight, layer.bias, input)
+
+    def input(self, input: Tensor) -> Tensor:
+        """Return the quantized input."""
+        quantizer: Any = self.layer.input_quantizer  # pyright: ignore
+        return quantizer.quantize(self.padded(input), *quantizer.tensors())
+
+    def codes(self, input: Tensor) -> Tensor:
+        """Return the codes of the input, with padding."""
+        quantizer: Any = self.layer.input_quantizer  # pyright: ignore
+        return quantizer.codes(self.padded(input), *quantizer.tensors()).values
+
+    def padded(self, input: Tensor) -> Tensor:
+        """Return the input with what other padding modes than zeros put around it."""
+        layer: Any = self.layer
+        if layer.weight.ndim > 2 and layer.padding_mode != "zeros":
+            return F.pad(input, layer.padding_sides, mode=layer.padding_mode)
+        return input
+
+    def product(self, input_q: Tensor, weight: Any, bias: Tensor | None, input: Tensor) -> Tensor:
+        """Apply the layer's operation to a quantized input and weight, of any dtype."""
+        if isinstance(self.layer, QLinear):
+            return F.linear(input_q, weight, bias)
+        layer: Any = self.layer
+        return layer.operation(input).forward(input_q, weight, bias)
+
+
+class Encode(nn.Module):
+    """The codes of a float input, by the layer's trained quantizer, where no list of edges gives them."""
+
+    def __init__(self, quantizer: Quantizer, dtype: torch.dtype, zero: int = 0) -> None:
+        super().__init__()
+        self.quantizer = copy.deepcopy(quantizer).eval().requires_grad_(False)
+        self.dtype, self.zero = dtype, zero
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Whole numbers of the shape of `input`."""
+        values = self.quantizer.codes(input, *self.quantizer.tensors()).values
+        return (values + self.zero if self.zero else values).to(self.dtype)
+
+
+class ShiftConv2d(nn.Module):
+    """Convolution of fixed-point numbers with powers of two: 8-bit convolutions, shifts and 64-bit sums."""
+
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, layer: Any, how: Arithmetic) -> None:
+        super().__init__()
+        self.quantizer = copy.deepcopy(layer.input_quantizer).eval().requires_grad_(False)
+        self.is_linear = isinstance(layer, QLinear)
+        self.padding_mode, self.geometry = "zeros", Geometry()
+        if not self.is_linear:
+            self.padding_mode = layer.padding_mode
+            value = layer.border_value
+            self.geometry = Geometry.of(layer.stride, layer.padding_sides, layer.dilation, layer.groups, value)
+        codes = how.weight[..., None, None] if self.is_linear else how.weight
+        weights, self.places = operators.digits_of_shifts(codes)
+        for index, weight in enumerate(weights):  # not in one tensor: kernels keep what they make of each
+            self.register_buffer(f"weight_{index}", weight)
+        self.register_buffer("scale", how.scale)
+        bias = torch.zeros(len(how.scale)) if layer.bias is None else layer.bias.detach().clone()
+        self.register_buffer("bias", bias.double())
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, H, W), or (*, features) of a linear layer, to the same with the outputs' channels."""
+        if self.is_linear:
+            return self._images(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], len(self.scale))
+        return self._images(input) if input.ndim == 4 else self._images(input.unsqueeze(0)).squeeze(0)
+
+    def on_floats(self, input: Tensor) -> Tensor:
+        """The same product of floats, whose sums are rounded, for runtimes without shifts."""
+        weights = (self.get_buffer(f"weight_{index}") for index in range(len(self.places)))
+        parts = [weight.float() * 2.0**place for weight, place in zip(weights, self.places, strict=True)]
+        weight = torch.stack(parts).sum(0)
+        bias = self.bias.float()
+        if self.is_linear:
+            values = self.quantizer.codes(input, *self.quantizer.tensors()).values
+            return F.linear(values.float(), weight.flatten(1) * self.scale.float().view(-1, 1), bias)
+        stride, padding, dilation, groups, value = self.geometry
+        input = F.pad(input, padding, "constant" if self.padding_mode == "zeros" else self.padding_mode, value or None)
+        values = self.quantizer.codes(input, *self.quantizer.tensors()).values.float()
+        return F.conv2d(values, weight * self.scale.float().view(-1, 1, 1, 1), bias, stride, 0, dilation, groups)
+
+    def _images(self, input: Tensor) -> Tensor:
+        stride, padding, dilation, groups, value = self.geometry
+        if self.padding_mode != "zeros":
+            input, padding = F.pad(input, padding, mode=self.padding_mode), (0, 0, 0, 0)
+        codes = self.quantizer.codes(input, *self.quantizer.tensors()).values.to(torch.int64)
+        if value != 0:  # the operator pads with zeros
+            codes, padding = self.geometry.pad(codes), (0, 0, 0, 0)
+        weights = [self.get_buffer(f"weight_{index}") for index in range(len(self.places))]
+        sums = torch.ops.qconv.shift_conv2d(codes, weights, self.places, stride, padding, dilation, groups)
+        return (sums * self.scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)).to(torch.float32)
+
+
+def scale_map(
+    input: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], repeats: list[int]
+) -> Tensor:
+    """Return XNOR-Net's map K of input magnitudes, for each output channel; `repeats` are groups, and outputs in one.
+
+    It is padded with 0, whatever the signs are.
+    """
+    groups, outputs = repeats
+    scale = input_scale(F.pad(input, padding), tuple(kernel), tuple(stride), (0, 0), tuple(dilation), groups)
+    return scale.repeat_interleave(outputs, 1)
+
+
+def lower_layer(build: Builder, layer: Any, how: Arithmetic, x: Value, name: str) -> Value:
+    """Append the operations of a layer that computes on integers; return its output."""
+    lowered = _Layer(build, layer, how)
+    output = lowered.lower(x)
+    build.program.layers.append(ops.LayerCall(name, lowered.input, lowered.codes))
+    return output
+
+
+class _Layer:
+    """A layer, as a convolution of images: a linear one has a window of one pixel, or of the whole image."""
+
+    def __init__(self, build: Builder, layer: Any, how: Arithmetic) -> None:
+        self.build, self.layer, self.how = build, layer, how
+        self.is_conv = isinstance(layer, QConv2d)
+        self.groups = layer.groups if self.is_conv else 1
+        self.bias = torch.zeros(len(how.scale)) if layer.bias is None else layer.bias.detach()
+        self.first_bias = torch.zeros(len(how.scale)) if layer.has_scale_map else self.bias  # the map comes before it
+        self.quantizer = layer.input_quantizer
+        self.input = 0
+        self.codes: int | None = None
+
+    def lower(self, x: Value) -> Value:
+        build, how = self.build, self.how
+        shape, self.input = self._shape(x.shape), x.place
+        if how.kind == "shift":
+            return Value(build.call(ShiftConv2d(self.layer, how), shape, build.raw(x)), shape)
+        place, weight, window = self._of_image(x) if self.is_conv else self._of_rows(x)
+        output = self._offset(place, weight, window) if how.kind == "offset" else self._sums(place, weight, window)
+        if self.layer.has_scale_map:
+            output = self._mapped(output, place, window)
+        is_seen_so = build.stored[output] == shape or len(shape) == 2
+        return Value(output if is_seen_so else build.reshaped(output, shape), shape)
+
+    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the output."""
+        if not self.is_conv:
+            return (*shape[:-1], len(self.how.weight))
+        window = self._window(tuple(self.layer.padding_sides))
+        return (*shape[:-3], len(self.how.weight), *window.size((shape[-2], shape[-1])))
+
+    def _window(self, sides: Any) -> Window:
+        return Window(self.layer.kernel_size, self.layer.stride, sides, self.layer.dilation)
+
+    def _of_image(self, x: Value) -> tuple[int, Tensor, Window]:
+        """Return a convolution's input, weight and window."""
+        layer, build = self.layer, self.build
+        place, sides = build.raw(x), tuple(layer.padding_sides)
+        if len(x.shape) == 3:  # an image without a batch
+            place = build.reshaped(place, (1, *x.shape))
+        border = layer.border_value if self.how.kind != "binary" else 0
+        if layer.padding_mode != "zeros" or border:  # a large number gets the code of the border
+            named = {"mode": layer.padding_mode} if layer.padding_mode != "zeros" else {"value": border * 1e30}
+            size = Window(padding=sides).size(build.stored[place][2:])  # pyright: ignore
+            shape = (*build.stored[place][:2], *size)
+            place = build.call(F.pad, shape, place, arguments=(ops.Given(0), list(sides)), named=named)
+            sides = (0, 0, 0, 0)
+        return place, self.how.weight, self._window(sides)
+
+    def _of_rows(self, x: Value) -> tuple[int, Tensor, Window]:
+        """Return a linear layer's input, weight and window."""
+        build, rows = self.build, x
+        if len(x.shape) != 2:
+            shape = torch.Size(x.shape[:-1]).numel(), x.shape[-1]
+            rows = Value(build.reshaped(build.raw(x), shape), shape)
+        weight, window = build.on_pixels(self.how.weight[..., None, None], rows)
+        if build.is_image(rows) or build.is_flattened(rows):
+            return rows.place, weight, window
+        return build.reshaped(rows.place, (*rows.shape, 1, 1)), weight, window
+
+    def _sums(self, place: int, weight: Tensor, window: Window) -> int:
+        """Append the scaled sums of signs or codes."""
+        fields: Any = {"channels": len(weight), "window": window, "groups": self.groups}
+        if self.how.kind == "binary":
+            signs, value = self._signs(place), self.layer.border_value if self.is_conv else 0
+            self.codes = signs
+            sums = self.build.add(ops.ConvBits, signs, weight=weight.to(torch.int8), pad_value=value, **fields)
+        else:
+            codes, zero = self._codes(place)
+            self.codes = codes
+            sums = self.build.add(ops.ConvCodes, codes, weight=weight.to(torch.int16), zero=zero, **fields)
+        return self.build.affine(sums, self.how.scale, self.first_bias)
+
+    def _offset(self, place: int, weight: Tensor, window: Window) -> int:
+        """Append the convolution of two values around a centre with two values around a centre (AdaBin).
+
+        With r the centre of the input in units of its distance, and outside of the image neither value but 0, it is
+        ``scale_c · acc + (centre_c · box + (r · (scale_c · W + centre_c · n) + bias_c))``: ``acc`` is the sum of
+        products of signs, ``box`` that of the input's signs in the group, ``W`` that of the weight's signs whose taps
+        lie inside, and ``n`` their number. Box and the bracket are computed for one channel of a group, and of ones.
+        """
+        build, (scale, centre) = self.build, (self.how.scale, self.how.centre)
+        signs, groups = self._signs(place), self.groups
+        self.codes = signs
+        levels = self.how.levels
+        offset = 0.0 if levels.offset is None else float(levels.offset.double() / levels.scale.double())
+        filters = torch.ones(groups, *weight.shape[1:], dtype=torch.int8)
+        box = build.add(ops.ConvBits, signs, channels=groups, weight=filters, window=window, groups=groups)
+        boxes = build.floats(box, centre.float().view(-1, 1, 1, 1), None, Window(), groups)
+        one = torch.ones(1, build.stored[signs][1], 1, 1, dtype=torch.int8)
+        ones = build.add(ops.ConvBits, signs, channels=1, weight=one, window=Window())
+        ones = build.add(ops.Clamp, ones, low=1.0, high=1.0)
+        taps = offset * (weight.double() * scale.view(-1, 1, 1, 1) + centre.view(-1, 1, 1, 1)).sum(1, keepdim=True)
+        border = build.floats(ones, taps.float(), self.first_bias, window, 1)
+        rest = build.add(ops.Add, boxes, border)
+        fields: Any = {"channels": len(weight), "window": window, "groups": groups}
+        sums = build.add(ops.ConvBits, signs, weight=weight.to(torch.int8), **fields)
+        return build.add(ops.Add, build.affine(sums, scale, 0.0), rest)
+
+    def _mapped(self, output: int, place: int, window: Window) -> int:
+        """Multiply by the map of input magnitudes, and add the bias."""
+        repeats = [self.groups, len(self.how.weight) // self.groups]
+        parts = map(list, (window.kernel, window.stride, window.padding, window.dilation))
+        factor = self.build.call(scale_map, self.build.stored[output], place, arguments=(ops.Given(0), *parts, repeats))
+        return self.build.affine(self.build.add(ops.Multiply, output, factor), 1.0, self.bias)
+
+    def _signs(self, place: int) -> int:
+        if self.how.levels.rounding == "sign":
+            return cast(int, self.build.signs(place, None))
+        signs = self.build.signs(place, self._reaches) if self.quantizer.at_work.is_elementwise else None
+        if signs is None:
+            return self.build.call(Encode(self.quantizer, torch.float32), self.build.stored[place], place)
+        return signs
+
+    def _reaches(self, values: Tensor) -> Tensor:
+        """Whether values (1, C, 1, n) get +1."""
+        given = values if self.is_conv else values[0, :, 0].mT
+        found = self.quantizer.codes(given, *self.quantizer.tensors()).values >= 0
+        return found if self.is_conv else found.mT.view(values.shape)
+
+    def _codes(self, place: int) -> tuple[int, int]:
+        """Return codes, and the code of 0."""
+        quantizer, (low, high, step, *_) = self.quantizer, self.how.levels
+
+        def codes(values: Tensor) -> Tensor:
+            return quantizer.codes(values.view(1, 1, 1, -1), *quantizer.tensors()).values.flatten().long()
+
+        found = self.build.codes(place, codes, low, high, float(step)) if quantizer.at_work.is_elementwise else None
+        if found is not None:
+            return found, max(0, -low)
+        zero = self.how.zero
+        encode = Encode(quantizer, operators.code_dtype(low + zero), zero)
+        return self.build.call(encode, self.build.stored[place], place), zero

@@ -1,0 +1,130 @@
+"""Recording: what a network does with a sample, as a graph of torch's operators in which chosen layers stay whole."""
+
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+from ..kernels.library import LIBRARY
+from ..layers import QConv2d
+from ..layers.arguments import check_input
+from ..layers.conv import check_shape
+from ..layers.observed_run import trial
+from ..packed.shapes import usual_shapes
+
+LIBRARY.define("recorded_layer(Tensor input, int place) -> Tensor")
+_WHOLE: list[Any] = []  # the forwards of layers that stay whole in what is being recorded
+_RECORDING = threading.RLock()
+
+
+class NotRecorded(ValueError):  # noqa: N818  # not an error: the reason why a network stays Python
+    """Raised with the reason why a recording can't stand for a network."""
+
+
+def record(network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module]) -> fx.GraphModule:
+    """Return the graph of what a network does with a sample.
+
+    Views and changes in place become functions of new tensors. A node's ``meta["origin"]`` is the name of the module
+    whose forward called it. Python runs once: what a forward decides by its input's shape holds for that shape.
+
+    Args:
+        network: in evaluation.
+        sample: its input.
+        whole: layers by name, each called as ``torch.ops.qconv.recorded_layer(input, place)`` with its place here.
+
+    Raises:
+        NotRecorded: the forward reads numbers of its input, draws random numbers, or leaves torch.
+    """
+    with _RECORDING, trial(network, keep_state=True), ExitStack() as stack:
+        for place, layer in enumerate(whole.values()):
+            _WHOLE.append(layer.forward)
+            layer.forward = _Whole(layer.forward, place)
+            stack.callback(vars(layer).pop, "forward")
+        stack.callback(_WHOLE.clear)
+        for name, module in network.named_modules():
+            before, after = _named(name)
+            stack.callback(module.register_forward_pre_hook(before).remove)
+            stack.callback(module.register_forward_hook(after).remove)
+        drawn = torch.get_rng_state()
+        try:
+            graph = make_fx(dispatch_functionalize(network))(sample)
+        except Exception as error:  # a foreign forward may raise anything
+            raise NotRecorded(f"its forward can't be recorded: {str(error).strip().partition(chr(10))[0]}") from error
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise NotRecorded("its forward draws random numbers")
+        return graph
+
+
+class _Whole:
+    """The forward of a layer that stays whole; other arguments than one tensor are recorded as what they do."""
+
+    def __init__(self, forward: Any, place: int) -> None:
+        self.forward, self.place = forward, place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs:
+            return torch.ops.qconv.recorded_layer(args[0], self.place)
+        return self.forward(*args, **kwargs)
+
+
+def _recorded_layer(input: Tensor, place: int) -> Tensor:
+    """Return a tensor of the output's shape: no program depends on its numbers."""
+    forward = _WHOLE[place]
+    layer: Any = forward.__self__
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        layer._check_input_dim(input)
+        return torch.empty_like(input)
+    if type(layer).forward is QConv2d.forward and layer.padding_mode == "zeros" and input.ndim == 4:
+        check_input(layer, input)
+        check_shape(input, 4, layer.in_channels)
+        output = layer.operation(input).forward(input.to("meta"), layer.filters().to("meta"), None)
+        return input.new_zeros(output.shape)
+    return forward(input)
+
+
+LIBRARY.impl("recorded_layer", _recorded_layer, "CompositeExplicitAutograd")
+
+
+def _named(name: str) -> tuple[Any, Any]:
+    """Return hooks that give the nodes recorded in a module's forward its name, unless they have one."""
+    counts: list[int] = []
+
+    def before(*_: Any) -> None:
+        counts.append(len(_nodes()))
+
+    def after(*_: Any) -> None:
+        count = len(_nodes()) - counts.pop()
+        for node in islice(reversed(_nodes()), count):
+            node.meta.setdefault("origin", name)
+
+    return before, after
+
+
+def _nodes() -> Any:
+    mode: Any = get_proxy_mode()
+    return mode.tracer.graph.nodes
+
+
+def takes(network: nn.Module, sample: Tensor) -> None:
+    """Raise the network's own error for these inputs, if there is one; leave the network unchanged."""
+    with trial(network, keep_state=True):
+        network(sample.clone())
+
+
+def find_sample(network: nn.Module) -> Tensor | None:
+    """Return random inputs that the network accepts, if a usual shape does."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    for shape in usual_shapes(network):
+        sample = torch.randn(2, *shape, generator=generator, dtype=torch.float32, device="cpu")
+        try:
+            takes(network, sample)
+        except Exception:  # noqa: BLE001  # of a forward that is not ours: it takes inputs of another shape
+            continue
+        return sample
+    return None

@@ -1,0 +1,337 @@
+"""What torch's functions become in ONNX: a table by the names of aten's operators."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from onnx import TensorProto
+from torch import Tensor, fx, nn
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..program.operations import Function, Given, Images
+from .graph import Graph
+
+
+class _Call:
+    """A called function: its arguments, as attributes too, and the shape of the first one for two images."""
+
+    def __init__(self, graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> None:
+        schema: Any = function.function._schema  # pyright: ignore[reportFunctionMemberAccess]
+        names = [argument.name for argument in schema.arguments]
+        self.values = {argument.name: argument.default_value for argument in schema.arguments}
+        self.values |= dict(zip(names, function.arguments, strict=False)) | dict(function.named)
+        self.args = [self.values[name] for name in names]
+        self.graph, self.given, self.result = graph, given, function.result or 0
+        is_one = isinstance(self.args[0], Given | Tensor)
+        first: Any = self.args[0] if is_one else self.args[0][0]
+        self.shape = tuple(first.shape if isinstance(first, Tensor) else shapes[first.place])
+        self.rank, self.x = len(self.shape), self.name(first) if is_one else ""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def name(self, value: Any) -> str:
+        """Return the name of a value; a string is one, a list one of whole numbers."""
+        if isinstance(value, str | Given):
+            return value if isinstance(value, str) else self.given[value.place]
+        is_whole = isinstance(value, list) or (isinstance(value, Tensor) and not value.is_floating_point())
+        return self.graph.constant(value, "int64" if is_whole else "float32")
+
+    def __call__(self, kind: str, *values: Any, **attributes: Any) -> str:
+        return self.graph.node(kind, *map(self.name, values), **attributes)
+
+    def dims(self, value: Any) -> list[int]:
+        return [dim % self.rank for dim in ([value] if isinstance(value, int) else value)]
+
+    def sizes(self, sizes: Sequence[Any], is_new: bool = True) -> str:
+        """Return a shape in which some sizes are numbers of images; of a new shape, one may be left open."""
+        if is_new and -1 not in sizes and sum(isinstance(size, Images) for size in sizes) == 1:
+            sizes = [-1 if isinstance(size, Images) else size for size in sizes]
+        if all(isinstance(size, int) for size in sizes):
+            return self.name(list(sizes))
+        images = self("Slice", self("Shape", "input"), [0], [1])
+        parts = (self("Mul", images, [size.times]) if isinstance(size, Images) else [size] for size in sizes)
+        return self("Concat", *parts, axis=0)
+
+    def reduced(self, kind: str, x: str, axes: list[int], keep: Any = True) -> str:
+        """Add a reduction; before opset 18 its axes are an attribute, but of sums."""
+        if self.graph.form.opset < 18 and kind != "ReduceSum":
+            return self(kind, x, axes=axes, keepdims=int(keep))
+        return self(kind, x, axes, keepdims=int(keep))
+
+
+def write_function(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> str:
+    """Add the nodes of a function of inputs with these names and shapes; return the name of its output.
+
+    Raises:
+        ValueError: there are none for it.
+    """
+    target: Any = function.function
+    if isinstance(target, nn.Module):
+        return _write_module(graph, function, given[0], shapes[0])
+    is_aten = isinstance(target, torch._ops.OpOverload)
+    kind = target._schema.name.partition("::")[2].rstrip("_") if is_aten else ""
+    name, row = None, _TABLE.get(kind)
+    if row is not None and (function.result in (None, 0) or kind.startswith("split")):
+        call = _Call(graph, function, given, shapes)
+        name = row(call) if callable(row) else call(row, *call.args[: 2 if row in _OF_TWO else 1])
+    if name is None:
+        of_opset = f" of opset {graph.form.opset}" if row else ""
+        what = f"{target} with these arguments" if row else str(target) if is_aten else type(target).__name__
+        raise ValueError(f"'{function.origin}': {what} can't be written as ONNX{of_opset}: use another function there")
+    return name
+
+
+def _write_module(graph: Graph, function: Function, given: str, shape: Any) -> str:
+    """Add what a module does with an input of this shape, function by function."""
+    module: Any = function.function
+    run = dispatch_functionalize(getattr(module, "on_floats", module))
+    recorded, more = (make_fx(run)(torch.zeros(images, *shape[1:])) for images in (2, 3))
+    names, shapes, place = [given], [tuple(shape)], dict[Any, Any]()
+    for node, other in zip(recorded.graph.nodes, more.graph.nodes, strict=True):
+        if node.op == "placeholder":
+            place[node] = Given(0)
+        elif node.op == "get_attr":
+            place[node] = getattr(recorded, node.target)
+        elif node.op == "output":
+            return names[place[node.args[0]].place]
+        else:
+            own = tree_map(_of_images, (node.args, node.kwargs), (other.args, other.kwargs), is_leaf=_is_node)
+            arguments, named = tree_map(
+                lambda leaf: place.get(leaf, leaf) if _is_node(leaf) else leaf, own, is_leaf=_is_node
+            )
+            part = replace(function, function=node.target, arguments=arguments, named=named, result=None)
+            if any(isinstance(leaf, Given) for leaf in tree_leaves((arguments, named), is_leaf=_is_given)):
+                names.append(write_function(graph, part, names, shapes))
+                shapes.append(tuple(node.meta["val"].shape))
+                place[node] = Given(len(names) - 1)
+            else:
+                place[node] = node.target(*arguments, **named)
+    raise AssertionError("a graph ends in an output")
+
+
+def _is_given(leaf: Any) -> bool:
+    return isinstance(leaf, Given)
+
+
+def _is_node(leaf: Any) -> bool:
+    return isinstance(leaf, fx.Node | Images)
+
+
+def _of_images(leaf: Any, other: Any) -> Any:
+    """Return a number of two images that grows with their number as one of all images."""
+    return Images(leaf // 2) if type(leaf) is int and leaf != other else leaf
+
+
+def _sum(kind: str) -> Callable[[_Call], str]:
+    return lambda c: c(kind, c.x, c.args[1] if c.alpha in (None, 1) else c("Mul", c.args[1], c.alpha))
+
+
+def _clip(*names: str) -> Callable[[_Call], str]:
+    return lambda c: c("Clip", c.x, *("" if c.values.get(end) is None else float(c.values[end]) for end in names))
+
+
+def _gelu(c: _Call) -> str:
+    inner = c("Mul", c.x, math.sqrt(0.5))
+    if c.approximate == "tanh":
+        cube = c("Mul", c("Mul", c("Mul", c.x, c.x), c.x), 0.044715)
+        inner = c("Mul", c("Add", c.x, cube), math.sqrt(2 / math.pi))
+    inner = c("Tanh" if c.approximate == "tanh" else "Erf", inner)
+    return c("Mul", c("Mul", c.x, 0.5), c("Add", inner, 1.0))
+
+
+def _flatten(c: _Call) -> str:
+    (first,), (last,) = c.dims(c.start_dim), c.dims(c.end_dim)
+    return c("Reshape", c.x, [0] * first + [-1] + list(c.shape[last + 1 :]))
+
+
+def _transpose(c: _Call) -> str:
+    order, (one, other) = list(range(c.rank)), c.args[1:] or (0, 1)
+    order[one], order[other] = order[other], order[one]
+    return c("Transpose", c.x, perm=order)
+
+
+def _expand(c: _Call) -> str:
+    given = [1] * (len(c.size) - c.rank) + list(c.shape)
+    are_whole = [
+        size == -1 or (isinstance(size, Images) and side > 1) for size, side in zip(c.size, given, strict=True)
+    ]
+    return c("Expand", c.x, c.sizes([1 if done else size for done, size in zip(are_whole, c.size, strict=True)], False))
+
+
+def _split(c: _Call) -> str:
+    sizes = c.args[1]
+    sizes = [sizes] * (c.result + 1) if isinstance(sizes, int) else sizes
+    start = sum(sizes[: c.result])
+    return c("Slice", c.x, [start], [start + sizes[c.result]], [c.dim])
+
+
+def _pad(mode: str) -> Callable[[_Call], str | None]:
+    def write(c: _Call) -> str | None:
+        sides, before, after = c.args[1], [0] * c.rank, [0] * c.rank
+        for place in range(len(sides) // 2):
+            before[-1 - place], after[-1 - place] = sides[2 * place : 2 * place + 2]
+        return None if min(sides) < 0 else c("Pad", c.x, before + after, float(c.value or 0), mode=mode)
+
+    return write
+
+
+def _pair(value: Any) -> list[int]:
+    return [value] * 2 if isinstance(value, int) else list(value) * (2 // len(value))
+
+
+def _pooled(c: _Call) -> str | None:
+    if c.divisor_override is not None:
+        return None
+    kind, own = "AveragePool", {"count_include_pad": int(c.count_include_pad or 0)}
+    if c.dilation is not None:
+        kind, own = "MaxPool", {"dilations": _pair(c.dilation)}
+    pads, kernel = _pair(c.padding) * 2, _pair(c.kernel_size)
+    own |= dict(kernel_shape=kernel, strides=_pair(c.stride or kernel), ceil_mode=int(c.ceil_mode))
+    return c(kind, c.x, pads=pads, **own)
+
+
+def _adaptive(c: _Call) -> str | None:
+    size, given = _pair(c.output_size), list(c.shape[2:])
+    kernel = [side // wanted for side, wanted in zip(given, size, strict=True)]
+    if size == [1, 1]:
+        return c("GlobalAveragePool", c.x)
+    is_even = [side * wanted for side, wanted in zip(kernel, size, strict=True)] == given
+    return c("AveragePool", c.x, kernel_shape=kernel, strides=kernel) if is_even else None
+
+
+def _resized(mode: str) -> Callable[[_Call], str]:
+    def write(c: _Call) -> str:
+        way = "asymmetric" if mode == "nearest" else "align_corners" if c.align_corners else "half_pixel"
+        own = {"nearest_mode": "floor"} if mode == "nearest" else {}
+        scales = c.scale_factors or [c.scales_h, c.scales_w]
+        sizes: tuple[Any, ...] = "", torch.tensor([1.0, 1.0, *scales]) if None not in scales else ""
+        if None in scales:
+            sizes = *sizes, c("Concat", c("Slice", c("Shape", c.x), [0], [2]), list(c.output_size), axis=0)
+        return c("Resize", c.x, *sizes, mode=mode, coordinate_transformation_mode=way, **own)
+
+    return write
+
+
+def _reduce(kind: str) -> Callable[[_Call], str | None]:
+    return lambda c: c.reduced(kind, c.x, c.dims(c.dim), c.keepdim) if c.dim and 0 not in c.dims(c.dim) else None
+
+
+def _linear(c: _Call) -> str:
+    weight = c.graph.weight(c.weight) if isinstance(c.weight, Tensor) else c.weight
+    return c(
+        *("Add", c.bias) if c.bias is not None else ("Identity",), c("MatMul", c.x, c("Transpose", weight, perm=[1, 0]))
+    )
+
+
+def _convolution(c: _Call) -> str | None:
+    if not isinstance(c.weight, Tensor) or isinstance(c.padding, str):
+        return None
+    own: dict[str, Any] = {"output_padding": c.output_padding} if c.transposed else {}
+    own |= dict(kernel_shape=c.weight.shape[2:], strides=c.stride, pads=list(c.padding) * 2, dilations=c.dilation)
+    names = c.x, c.graph.weight(c.weight), *([] if c.bias is None else [c.bias])
+    return c("ConvTranspose" if c.transposed else "Conv", *names, group=c.groups, **own)
+
+
+def _normalized(c: _Call, x: str, axes: list[int], shape: Sequence[int], output: str = "") -> str:
+    """``(x − mean) / std`` over some axes, in the shape of another value, times weight plus bias."""
+    centred = c("Sub", x, c.reduced("ReduceMean", x, axes))
+    variance = c.reduced("ReduceMean", c("Mul", centred, centred), axes)
+    x = c("Div", centred, c("Sqrt", c("Add", variance, c.eps)))
+    x = c("Reshape", x, c("Shape", output)) if output else x
+    x = x if c.weight is None else c("Mul", x, c.weight.reshape(shape))
+    return x if c.bias is None else c("Add", x, c.bias.reshape(shape))
+
+
+def _group_norm(c: _Call) -> str:
+    x = c("Reshape", c.x, [0, c.group or c.num_groups, -1])
+    return _normalized(c, x, [2], [-1, *[1] * (c.rank - 2)], c.x)
+
+
+def _layer_norm(c: _Call) -> str:
+    return _normalized(c, c.x, list(range(c.rank - len(c.normalized_shape), c.rank)), c.normalized_shape)
+
+
+def _compared(kind: str) -> Callable[[_Call], str]:
+    return lambda c: _cast(c, c(kind, c.x, c.args[1]), "FLOAT")
+
+
+def _cast(c: _Call, x: Any, *kinds: str) -> str:
+    for kind in kinds:
+        x = c("Cast", c.name(x), to=TensorProto.DataType.Value(kind))
+    return x
+
+
+def _copysign(c: _Call) -> str:
+    magnitude = c("Abs", c.args[0])
+    return c("Where", c("Less", c.other, 0.0), c("Neg", magnitude), magnitude)
+
+
+def _copy(c: _Call) -> str | None:
+    """Round to a dtype; whole numbers and truths are floats, too."""
+    if c.dtype in (None, torch.float32, torch.float64):
+        return c.x
+    if c.dtype in _EIGHT_BITS and c.graph.form.opset < 19:
+        return None
+    return _cast(c, c.x, _EIGHT_BITS.get(c.dtype) or _KINDS.get(c.dtype, "INT64"), "FLOAT")
+
+
+_KINDS = {torch.bool: "BOOL", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
+_EIGHT_BITS = {torch.float8_e4m3fn: "FLOAT8E4M3FN", torch.float8_e5m2: "FLOAT8E5M2"}  # from opset 19 on
+
+
+_OF_TWO = "Mul", "Max", "Min", "Pow", "MatMul"
+_NAMES = {  # of operators with the same arguments
+    **dict(relu="Relu", sigmoid="Sigmoid", tanh="Tanh", exp="Exp", log="Log", sqrt="Sqrt", abs="Abs"),
+    **dict(neg="Neg", erf="Erf", floor="Floor", ceil="Ceil", sin="Sin", cos="Cos", mul="Mul"),
+    **dict(reciprocal="Reciprocal", maximum="Max", minimum="Min", pow="Pow", matmul="MatMul"),
+    **dict(mm="MatMul", bmm="MatMul", round="Round", sign="Sign"),
+}
+_TABLE: dict[str, str | Callable[[_Call], str | None]] = {
+    **_NAMES,
+    **dict.fromkeys(("clone", "contiguous", "alias", "detach", "dropout"), lambda c: c.x),
+    **dict(add=_sum("Add"), sub=_sum("Sub"), rsub=lambda c: c("Sub", c.args[1], c.x) if c.alpha == 1 else None),
+    "div": lambda c: c("Div", c.x, c.args[1]) if c.rounding_mode is None else None,
+    **dict(lt=_compared("Less"), gt=_compared("Greater"), eq=_compared("Equal"), _to_copy=_copy),
+    **dict(le=_compared("LessOrEqual"), ge=_compared("GreaterOrEqual")),
+    "where": lambda c: c("Where", _cast(c, c.x, "BOOL"), *c.args[1:]),
+    "masked_fill": lambda c: c("Where", _cast(c, c.mask, "BOOL"), c.value, c.x),
+    "copysign": _copysign,
+    "rsqrt": lambda c: c("Reciprocal", c("Sqrt", c.x)),
+    **dict(clamp=_clip("min", "max"), clamp_min=_clip("min"), clamp_max=_clip("", "max")),
+    **dict(hardtanh=_clip("min_val", "max_val"), gelu=_gelu),
+    "hardsigmoid": lambda c: c("HardSigmoid", c.x, alpha=1 / 6, beta=0.5),
+    "hardswish": lambda c: c("Mul", c.x, c("HardSigmoid", c.x, alpha=1 / 6, beta=0.5)),
+    "silu": lambda c: c("Mul", c.x, c("Sigmoid", c.x)),
+    "mish": lambda c: c("Mul", c.x, c("Tanh", c("Softplus", c.x))),
+    "softplus": lambda c: c("Softplus", c.x) if c.beta == 1 else None,
+    "elu": lambda c: c("Elu", c.x, alpha=float(c.alpha)) if c.scale == c.input_scale == 1 else None,
+    "leaky_relu": lambda c: c("LeakyRelu", c.x, alpha=float(c.negative_slope)),
+    **dict.fromkeys(("prelu", "_prelu_kernel"), lambda c: c("PRelu", c.x, c.weight.reshape(-1, *[1] * (c.rank - 2)))),
+    **dict.fromkeys(("softmax", "_softmax"), lambda c: c("Softmax", c.x, axis=c.dim)),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), lambda c: c("LogSoftmax", c.x, axis=c.dim)),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape"), lambda c: c("Reshape", c.x, c.sizes(c.args[1]))),
+    **dict(flatten=_flatten, expand=_expand, split=_split, split_with_sizes=_split),
+    "squeeze": lambda c: c("Squeeze", c.x, d) if (d := [e for e in c.dims(c.dim or []) if c.shape[e] == 1]) else None,
+    "unsqueeze": lambda c: c("Unsqueeze", c.x, [c.dim]),
+    "slice": lambda c: c("Slice", c.x, [c.start or 0], [2**62 if c.end is None else c.end], [c.dim], [c.step]),
+    "select": lambda c: c("Gather", c.x, torch.tensor(c.index), axis=c.dim),
+    **dict(transpose=_transpose, t=_transpose, permute=lambda c: c("Transpose", c.x, perm=c.dims(c.args[1]))),
+    "cat": lambda c: c("Concat", *c.args[0], axis=c.dim),
+    "pixel_shuffle": lambda c: c("DepthToSpace", c.x, blocksize=c.args[1], mode="CRD"),
+    **dict(constant_pad_nd=_pad("constant"), reflection_pad2d=_pad("reflect"), replication_pad2d=_pad("edge")),
+    **dict.fromkeys(("avg_pool2d", "max_pool2d", "max_pool2d_with_indices"), _pooled),
+    **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), _adaptive),
+    **dict(upsample_nearest2d=_resized("nearest"), upsample_bilinear2d=_resized("linear")),
+    **dict(mean=_reduce("ReduceMean"), amax=_reduce("ReduceMax"), amin=_reduce("ReduceMin"), sum=_reduce("ReduceSum")),
+    "max": lambda c: c.reduced("ReduceMax", c.x, [*range(c.rank)], False) if len(c.args) == 1 else None,
+    "linear": _linear,
+    "addmm": lambda c: c("Add", c("MatMul", c.mat1, c.mat2), c.x) if c.alpha == c.beta == 1 else None,
+    **dict.fromkeys(("convolution", "conv1d", "conv2d", "conv3d"), _convolution),
+    **dict(layer_norm=_layer_norm, native_layer_norm=_layer_norm),
+    **dict(group_norm=_group_norm, native_group_norm=_group_norm),
+}

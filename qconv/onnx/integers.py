@@ -1,0 +1,279 @@
+"""Convolutions that runtimes compute in integers: between codes, with a whole bias."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..program import operations as ops
+from ..program.operations import Operation, Program
+
+_MOST = 2**30  # of a bias, and of sums: their total must be a 32-bit integer
+_MOST_OF_TWO = 2**15 - 1  # of two products: x86 processors without VNNI add them in 16 bits, with saturation
+_AROUND = 2  # sums on both sides of the bias that are searched
+_LEAST = 1e-30  # the smallest step
+
+Conv = ops.ConvBits | ops.ConvCodes
+Coder = ops.Quantize | ops.Sign
+_Level = Callable[[Tensor], Tensor]
+
+
+@dataclass(eq=False)
+class Integers:
+    """``round(scale_c · (weight · codes + bias_c))``: what a convolution between codes computes, less the zero point.
+
+    Attributes:
+        chain: the places of the convolution and of what follows it.
+        weight: whole numbers of 8 bits.
+        scale: float64, positive.
+        bias: whole numbers.
+        ends: the lowest and the highest code of a quantizer that sums reach.
+    """
+
+    chain: list[int]
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+    ends: tuple[int, int] | None = None
+
+
+class Chains:
+    """The operations on channels that follow the convolutions of a program, while nothing else reads their values."""
+
+    def __init__(self, program: Program) -> None:
+        self.operations = program.operations
+        self.readers: list[list[int]] = [[] for _ in self.operations]
+        for place, operation in enumerate(self.operations):
+            for given in operation.inputs:
+                self.readers[given].append(place)
+        self.readers[program.output].append(0)
+
+    def next(self, place: int, kinds: Any) -> int:
+        """Return the place of a value's only reader, if it is of these kinds; 0 if not."""
+        reader = self.readers[place][0] if len(self.readers[place]) == 1 else 0
+        return reader if isinstance(self.operations[reader], kinds) else 0
+
+    def before(self, place: int) -> list[int]:
+        """Return a convolution of codes or signs, and what follows it up to this place; empty if there is none."""
+        chain = [place]
+        while isinstance(self.operations[chain[0]], ops.Affine | ops.Clamp):
+            chain.insert(0, self.operations[chain[0]].inputs[0])
+            if len(self.readers[chain[0]]) > 1:
+                return []
+        conv = self.operations[chain[0]]
+        return chain if isinstance(conv, Conv) and isinstance(self.operations[conv.inputs[0]], Coder) else []
+
+    def coded(self, place: int) -> Integers | None:
+        """Return the integers of a convolution whose sums become codes or signs at this place, and only these.
+
+        A line ``slope · (sum + k / finer)`` has the edges of the codes if the slope lies between the largest and the
+        smallest ratio that they allow; the k with the widest interval is taken. If there is none, as for many levels
+        on few sums, the bias is rounded, and a code may be off by one.
+        """
+        coder: Any = self.operations[place]
+        chain = self.before(coder.inputs[0])
+        is_alone = self.next(coder.inputs[0], Coder) == place
+        if not chain or not is_alone or (isinstance(coder, ops.Quantize) and not is_even(coder)):
+            return None
+        conv, bound, finer = self._bounded(chain[0])
+        scale, bias = self._composed(chain)
+        direction = torch.where(scale < 0, -1, 1)
+
+        def level(sums: Tensor) -> Tensor:
+            value = (sums * direction).float()[..., None, None]
+            for operation in chain[1:]:
+                value = self.operations[operation].run(value)
+            if isinstance(coder, ops.Sign):
+                return (coder.run(value) > 0).long()[..., 0, 0]
+            return torch.searchsorted(coder.edges, value[..., 0, 0].contiguous(), right=True)
+
+        weight = conv.weight * direction.view(-1, 1, 1, 1)
+        if isinstance(coder, ops.Sign):  # the codes are 0 and 2: twice the sums, less an odd number, are never 0
+            edge = _edges(level, 1, len(weight), bound)[0]
+            return Integers(chain, 2 * weight, torch.ones(len(weight)).double(), 1 - 2 * edge)
+        low, extremes = int(coder.codes[0]) - coder.zero, torch.tensor([[-bound], [bound]]).expand(2, conv.channels)
+        # A slope of 0 or nearly 0 is raised to one that makes no difference, so that its whole bias can be expressed.
+        slope, shift = scale.abs() / coder.step, bias / coder.step
+        slope = torch.maximum(slope, (shift.abs() * 1e-12).clamp(min=1e-30))
+        reached = level(extremes) + low
+        ends = int(reached[0].min()), int(reached[1].max())
+        edges = _edges(level, len(coder.edges), len(weight), bound)[ends[0] - low : ends[1] - low]
+        slope, shift = _line(edges, ends[0], bound, slope, (shift / slope * finer).round(), finer)
+        on_line = (extremes * slope + shift * slope / finer).clamp(*ends).round()
+        if bool(((on_line - reached).abs() > 1).any()):  # a clamp between affine operations ends some channels earlier
+            return None
+        return _whole(chain, weight, slope, shift * slope / finer, finer, ends)
+
+    def rounded(self, place: int, step: float) -> Integers | None:
+        """Return the integers of a convolution whose sums are rounded to multiples of `step` at this place."""
+        if not (chain := self.before(place)):
+            return None
+        conv, _, finer = self._bounded(chain[0])
+        scale, bias = (factor / step for factor in self._composed(chain))
+        weight = conv.weight * torch.where(scale < 0, -1, 1).view(-1, 1, 1, 1)
+        return _whole(chain, weight, scale.abs(), bias, finer)
+
+    def _bounded(self, place: int) -> tuple[Any, int, int]:
+        """Return a convolution, the bound of its sums' magnitude, and a factor of its weights.
+
+        The bias is a whole number in units of the sums, which is coarse for few bits.
+        """
+        conv: Any = self.operations[place]
+        coder: Any = self.operations[conv.inputs[0]]
+        highest = 2 if isinstance(coder, ops.Sign) else int(coder.codes[-1])
+        most = 1 if isinstance(coder, ops.Sign) else max(highest - conv.zero, conv.zero)
+        magnitudes = conv.weight.long().abs().flatten(1)
+        bound = int(magnitudes.sum(1).max()) * most if magnitudes.numel() else 0
+        finer = min(127, _MOST_OF_TWO // max(2 * highest, 1)) // max(int(magnitudes.max()) if bound else 1, 1)
+        return conv, bound, max(min(finer, _MOST // max(bound, 1)), 1)
+
+    def _composed(self, chain: list[int]) -> tuple[Tensor, Tensor]:
+        """Return scale and bias of all that are affine, in float64."""
+        channels = self.operations[chain[0]].channels
+        scale, bias = torch.ones(channels).double(), torch.zeros(channels).double()
+        for operation in (self.operations[place] for place in chain):
+            if isinstance(operation, ops.Affine):
+                scale, bias = scale * operation.scale, bias * operation.scale + operation.bias
+        return scale, bias
+
+
+def may_saturate(weight: Tensor, highest: int) -> bool:
+    """Whether codes up to `highest`, times two weights of one filter, can exceed 16 bits in either direction.
+
+    Which two ONNX Runtime adds on x86 processors without VNNI depends on it, so that any two may be.
+    """
+    filters = weight.flatten(1)
+    if not filters.numel():
+        return False
+    parts = (
+        part.clamp(min=0).topk(min(2, part.shape[1])).values.sum(1).max() for part in (filters.int(), -filters.int())
+    )
+    return highest * int(max(parts)) > _MOST_OF_TWO
+
+
+def _edges(level: _Level, count: int, channels: int, bound: int) -> Tensor:
+    """Return the smallest sum of each level from 1 on, (count, channels); ``bound + 1`` if there is none."""
+    wanted = torch.arange(1, count + 1).unsqueeze(1)
+    below, reached = torch.full((count, channels), -bound - 1), torch.full((count, channels), bound + 1)
+    while bool((is_open := reached - below > 1).any()):
+        middle = torch.div(below + reached, 2, rounding_mode="floor")
+        found = level(middle) >= wanted
+        reached, below = torch.where(is_open & found, middle, reached), torch.where(is_open & ~found, middle, below)
+    return reached
+
+
+def _whole(chain: list[int], weight: Tensor, scale: Tensor, bias: Tensor, finer: int, ends: Any = None) -> Integers:
+    """Round a bias in units of the output's codes to units of the sums."""
+    weight, scale = (weight * finer).long(), scale / finer
+    # If a scale of 0 or nearly 0 makes the sums vanish beside the bias, the scale grows and the weight becomes 0.
+    least = (bias.abs() / _MOST).clamp(min=2.0**-100)
+    weight[scale < least] = 0
+    scale = torch.maximum(scale, least)
+    return Integers(chain, weight, scale, (bias / scale).round().long(), ends)
+
+
+def _line(edges: Tensor, low: int, bound: int, slope: Tensor, middle: Tensor, finer: int) -> tuple[Tensor, Tensor]:
+    """Return slope and k of each channel, near the given ones; see `Chains.coded`."""
+    widest, best_slope, best = torch.zeros_like(slope), slope.clone(), middle.clone()
+    for k in (middle + offset for offset in range(-_AROUND * finer, _AROUND * finer + 1)):
+        first, last = _slopes(edges, low, bound, k / finer)
+        is_better = (last - first > widest) & last.isfinite()
+        widest, best = torch.where(is_better, last - first, widest), torch.where(is_better, k, best)
+        best_slope = torch.where(is_better, (first + last) / 2, best_slope)
+    return best_slope, best
+
+
+def _slopes(edges: Tensor, low: int, bound: int, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """The slopes between which the rounding of ``slope · (sum + shift)`` has the edges, for each channel."""
+    levels = torch.arange(low + 1, low + 1 + len(edges)).unsqueeze(1) - 0.5
+    first, last = torch.zeros_like(shift), torch.full_like(shift, torch.inf)
+    if not len(edges):
+        return first, last
+    for at, is_met, sign in ((edges + shift, edges <= bound, 1), (edges - 1 + shift, edges > -bound, -1)):
+        # sign · slope · at ≥ sign · level: a lower bound if sign · at is positive, else an upper one.
+        ratio, is_never = levels / at, is_met & (at == 0) & (sign * levels > 0)
+        first = torch.maximum(first, torch.where(is_met & (sign * at > 0), ratio, 0).amax(0))
+        last = torch.minimum(last, torch.where(is_met & (sign * at < 0), ratio, torch.inf).amin(0))
+        last = torch.where(is_never.any(0), -torch.inf, last)
+    return first, last
+
+
+def computed(program: Program, images: Tensor) -> list[Tensor]:
+    """Return the values of all operations, with sums of floats in torch's order, which is fast."""
+    values = [images]
+    for operation in program.operations[1:]:
+        given, window = [values[place] for place in operation.inputs], getattr(operation, "window", None)
+        if isinstance(operation, ops.ConvFloats) and window is not None:
+            padded = F.pad(given[0], window.padding)
+            values.append(F.conv2d(padded, operation.weight, None, window.stride, 0, window.dilation, operation.groups))
+        else:
+            values.append(operation.run(*given))
+    return values
+
+
+def roundings(program: Program, example: Tensor, chains: Chains, signed: bool) -> dict[int, tuple[float, int]]:
+    """Return step and zero point of the floats that become 256 numbers over their range, by place.
+
+    These are the outputs of convolutions of codes, and sums of which a term is one, with their other terms.
+    If a quantizer of step ``s`` reads a value (the first one, if several do), its numbers are ``s / k`` apart with an
+    odd k. An edge between two codes is then one between two numbers, so rounding twice gives the right code.
+    """
+    operations, found = program.operations, dict[int, tuple[float, int]]()
+    lows, highs = [0.0] * len(operations), [0.0] * len(operations)
+    for batch in example.split(16):  # all values of a batch are held
+        values = computed(program, batch)
+        lows = [min(low, float(value.min())) for low, value in zip(lows, values, strict=True)]
+        highs = [max(high, float(value.max())) for high, value in zip(highs, values, strict=True)]
+
+    def add(place: int) -> None:
+        operation: Any = operations[place]
+        if isinstance(operation, ops.Take) and operation.inputs[0] in found:
+            found[place] = found[operation.inputs[0]]
+        elif place not in found and not isinstance(operation, Coder):
+            readers = (operations[reader] for reader in chains.readers[place])
+            steps = (reader.step for reader in readers if isinstance(reader, ops.Quantize) and is_even(reader))
+            found[place] = steps_of(lows[place], highs[place], next(steps, None), signed)
+
+    def relu(place: int) -> int:
+        following = chains.next(place, ops.Clamp)
+        clamp: Any = operations[following]
+        return following if following and (clamp.low, clamp.high) == (0, math.inf) else place
+
+    for place, operation in enumerate(operations):
+        if isinstance(operation, ops.ConvCodes):
+            last = place
+            while following := chains.next(last, ops.Affine):
+                last = following
+            last = last if signed else relu(last)  # codes from 0 on have its zeros themselves
+            is_coded = chains.next(last, Coder) or chains.next(chains.next(last, ops.Clamp), Coder)
+            if chains.before(last) and not is_coded:
+                add(last)
+        elif isinstance(operation, ops.Add) and any(_base(operations, term) in found for term in operation.inputs):
+            for term in operation.inputs:
+                add(term)
+            add(relu(place))
+    return found
+
+
+def is_even(coder: ops.Quantize) -> bool:
+    """Whether its codes follow each other."""
+    return len(coder.codes) == int(coder.codes[-1]) - int(coder.codes[0]) + 1
+
+
+def steps_of(low: float, high: float, reader: float | None, signed: bool) -> tuple[float, int]:
+    """``step, zero point`` of 256 numbers from `low` to `high`, on the edges of a reader's step, unless too fine."""
+    step = max(max(high, -low) / 127 if signed else (high - low) / 255, _LEAST)
+    if reader is not None and reader >= step > _LEAST:
+        ratio = math.floor(reader / step)
+        step = reader / (ratio - 1 + ratio % 2)
+    return step, 0 if signed else round(-low / step)
+
+
+def _base(operations: list[Operation], place: int) -> int:
+    while isinstance(operations[place], ops.Take):
+        place = operations[place].inputs[0]
+    return place
