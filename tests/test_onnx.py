@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import qconv
 from qconv import schemes
 from qconv.inference import freeze
+from qconv.inference.verify import leaves
 from qconv.models import resnet20
 from qconv.onnx import OnnxModel, compare_onnx
 from qconv.onnx.export import written
@@ -529,6 +530,44 @@ def test_a_network_of_the_zoo(tmp_path: Path) -> None:
     assert kinds(tmp_path / "model.onnx").count("QLinearConv") == 9
     assert OnnxModel(tmp_path / "model.onnx")(input[:0]).shape == (0, 10)
     assert (tmp_path / "model.onnx").stat().st_size < 320_000
+
+
+class Several(nn.Module):
+    """A class for each image, and one for each pixel."""
+
+    def __init__(self, join: Any) -> None:
+        super().__init__()
+        self.stem, self.join = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)), join
+        self.head, self.mask = nn.Linear(8, 5), nn.Conv2d(8, 2, 1)
+
+    def forward(self, input: Tensor) -> Any:
+        hidden = self.stem(input).relu()
+        return self.join(self.head(hidden.mean((2, 3))), self.mask(hidden))
+
+
+@pytest.mark.parametrize(
+    ("join", "names"),
+    [
+        (lambda one, two: {"classes": one, "mask": two}, ["classes", "mask"]),
+        (lambda one, two: (one, [two]), ["output_0", "output_1_0"]),
+        (lambda one, two: {"mask": two}, ["mask"]),
+    ],
+)
+def test_several_outputs(join: Any, names: list[str], tmp_path: Path) -> None:
+    input, path = torch.randn(6, 3, 9, 8), tmp_path / "model.onnx"
+    model = trained(Several(join), schemes.lsq(4, 4), input)
+    assert qconv.export_onnx(model, path, input).close == 6
+    runtime = OnnxModel(path)
+    assert runtime.names == names
+    wanted, got = leaves(model(input)), leaves(runtime(input))
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=rf"returns {', '.join(names)}: only ONNX files have several outputs"):
+        qconv.export(model, tmp_path / "model.tflite", to="litert", images=input)
+    mask: Any = model.mask
+    mask.bias.data[0] += 100  # a planted error
+    compared = compare_onnx(model, path, input)
+    assert (compared.close, compared.decisions) == (0, 6)
 
 
 def test_images_of_any_size(tmp_path: Path) -> None:

@@ -109,7 +109,11 @@ def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:
         raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W)")
     images = images.detach().float().cpu()
     frozen = model if isinstance(model, FrozenModel) else freeze(inner_model(model), example=images)
-    return frozen, frozen.program(images)
+    program = frozen.program(images)
+    if program.structure is not None:
+        given = f"model ({type(model).__name__}) returns {', '.join(program.names())}"
+        raise ValueError(f"{given}: only ONNX files have several outputs. Export a module that returns one of them")
+    return frozen, program
 
 
 def target_of(path: Path) -> str:

@@ -231,7 +231,7 @@ def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> V
         batch = batch.cpu()
         if not batch.isfinite().all():
             raise ValueError(f"inputs have NaN or inf in batch {number}: pass typical inputs")
-        trained = _leaves(model(batch))
+        trained = leaves(model(batch))
         own, output = own_run(frozen, batch)
         exact, rounded = follower.run(batch, own)
         samples += len(batch)
@@ -251,7 +251,7 @@ def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> V
     return Verification(called, guided, differs, largest, decisions, samples, of_bound, follower.last)
 
 
-def _leaves(output: Any) -> list[Tensor]:
+def leaves(output: Any) -> list[Tensor]:
     """Return the tensors of an output."""
     leaves = tree_leaves(output)
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
@@ -272,7 +272,7 @@ def own_run(frozen: FrozenModel, batch: Tensor) -> tuple[dict[str, list[Own]], l
     frozen.suit(batch)
     if not frozen.untraced:
         _add_own(found, frozen, batch)
-        return found, _leaves(frozen(batch))
+        return found, leaves(frozen(batch))
     with ExitStack() as stack:
         for name, part in frozen.named_modules():
             if isinstance(part, FrozenModel) and part is not frozen:
@@ -282,7 +282,7 @@ def own_run(frozen: FrozenModel, batch: Tensor) -> tuple[dict[str, list[Own]], l
                     _add_own(found, part, args[0], name)
 
                 stack.callback(part.register_forward_pre_hook(add).remove)
-        return found, _leaves(frozen(batch))
+        return found, leaves(frozen(batch))
 
 
 def _add_own(found: dict[str, list[Own]], frozen: FrozenModel, input: Tensor, name: str = "") -> None:
@@ -317,7 +317,7 @@ class _Follower:
             seen: list[tuple[str, Tensor, Own | None]] = []
             mode = _InFloat64() if dtype == torch.float64 else nullcontext()
             with _guided(self.network, self.layers, left, seen), mode:
-                outputs.append(_leaves(self.network(batch.to(dtype))))
+                outputs.append(leaves(self.network(batch.to(dtype))))
             calls.append(seen)
         exact, rounded = calls
         for (name, wanted, given), (_, low, _) in zip(exact, rounded, strict=True):

@@ -34,7 +34,8 @@ def export_onnx(
 ) -> OnnxComparison:
     """Write a trained model as an ONNX file of standard operators, for a batch of any size.
 
-    The file is the program of the frozen model (`qconv.freeze`), operation by operation. It takes images of any height
+    The file is the program of the frozen model (`qconv.freeze`), operation by operation. Several outputs have the names
+    of the model's: keys, fields or ``output_0``. It takes images of any height
     and width if the program does. A layer whose sums become codes is a Conv between QuantizeLinear and
     DequantizeLinear, which runtimes compute in integers; if no whole bias gives the trained steps, as for many layers
     of 8 bits, a code may be off by one. Other codes are those of the program for the same floats. Runtimes have no fast
@@ -115,11 +116,13 @@ def written(writer: Any, program: Program, metadata: Mapping[str, str]) -> Any:
     channels, *sides = writer.shapes[0][1:]
     sides = ["height", "width"] if program.size is None and len(sides) == 2 else sides
     input = value("input", ["batch", channels, *sides])
-    shape = writer.shapes[program.output]
-    shape = ["batch", *(None if program.size is None and place else side for place, side in enumerate(shape[1:]))]
-    names = ["output" if place == 0 else f"output_{place}" for place in range(len(writer.outputs))]
+    names = program.names()
     ends = [helper.make_node("Identity", [given], [name]) for given, name in zip(writer.outputs, names, strict=True)]
-    outputs = [value(name, shape[:2] if program.is_flat else shape) for name in names]
+    outputs: list[Any] = []
+    for name, place in zip(names, program.outputs, strict=True):
+        _, *rest = writer.shapes[place]
+        shape = ["batch", *(None if program.size is None and number else side for number, side in enumerate(rest))]
+        outputs.append(value(name, shape[:2] if program.is_flat else shape))
     graph = helper.make_graph([*writer.graph.nodes, *ends], "qconv", [input], outputs, writer.graph.constants)
     opsets = [helper.make_opsetid("", writer.form.opset)]
     version = helper.find_min_ir_version_for(opsets)

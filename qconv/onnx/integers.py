@@ -50,7 +50,8 @@ class Chains:
         for place, operation in enumerate(self.operations):
             for given in operation.inputs:
                 self.readers[given].append(place)
-        self.readers[program.output].append(0)
+        for output in program.outputs:
+            self.readers[output].append(0)
 
     def next(self, place: int, kinds: Any) -> int:
         """Return the place of a value's only reader, if it is of these kinds; 0 if not."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..ground.extras import needed
 from ..inference.defaults import of_shipping
-from ..inference.verify import other_decisions, tolerance
+from ..inference.verify import leaves, other_decisions, tolerance
 from ..layers.copies import copied
 
 # What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each.
@@ -44,14 +44,16 @@ class OnnxModel:
         if not has_vnni:
             self.session = load(str(path), threads, precise=bool(self.saturating))
         self.input = self.session.get_inputs()[0].name
+        self.names = [output.name for output in self.session.get_outputs()]
 
-    def __call__(self, input: Tensor) -> Tensor:
-        """Return the output for a batch; raise a ValueError if the input has the wrong kind."""
+    def __call__(self, input: Tensor) -> Any:
+        """Return the output for a batch, of several a dict; raise a ValueError if the input has the wrong kind."""
         try:
-            (output,) = self.session.run(None, {self.input: input.detach().float().cpu().contiguous().numpy()})
+            outputs = self.session.run(None, {self.input: input.detach().float().cpu().contiguous().numpy()})
         except Exception as error:  # its own kinds
             raise ValueError(f"input (of shape {tuple(input.shape)}): {str(error).splitlines()[0]}") from error
-        return torch.from_numpy(output)
+        named = dict(zip(self.names, map(torch.from_numpy, outputs), strict=True))
+        return named if len(named) > 1 else named.popitem()[1]
 
 
 def load(file: str | bytes, threads: int, *, precise: bool = False, optimized: bool = True) -> Any:
@@ -135,13 +137,20 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
         raise ValueError("inputs must hold at least one sample")
     trained, runtime = copied(model).eval().cpu(), OnnxModel(path)
     inputs = inputs.detach().float().cpu()
-    wanted = torch.cat([trained(batch) for batch in inputs.split(64)])
-    got = torch.cat([runtime(batch) for batch in inputs.split(64)])
-    if got.shape != wanted.shape:
-        raise ValueError(f"ONNX file {path}: gives {tuple(got.shape)}, the model {tuple(wanted.shape)}")
-    error = (got - wanted).abs().nan_to_num(torch.inf, torch.inf).reshape(len(inputs), -1).amax(1)
-    largest = float(wanted.abs().max())
-    close = int((error <= tolerance(largest)).sum())
-    decisions = int((other_decisions(got, wanted) | error.isinf()).sum())
-    difference = float(error.max())
-    return OnnxComparison(runtime.is_rounded, close, difference, largest, decisions, len(inputs), runtime.saturating)
+    batches = inputs.split(64)
+    wanted, got = (
+        [torch.cat(parts) for parts in zip(*(leaves(run(batch)) for batch in batches), strict=True)]
+        for run in (trained, runtime)
+    )
+    shapes = [[tuple(each.shape) for each in outputs] for outputs in (got, wanted)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"ONNX file {path}: gives {shapes[0]}, the model {shapes[1]}")
+    others, is_close = torch.zeros(2, len(inputs), dtype=torch.bool)
+    is_close, difference, largest = ~is_close, 0.0, 0.0
+    for one, other in zip(got, wanted, strict=True):
+        error = (one - other).abs().nan_to_num(torch.inf, torch.inf).reshape(len(inputs), -1).amax(1)
+        others |= other_decisions(one, other) | error.isinf()
+        is_close &= error <= tolerance(float(other.abs().max()))
+        difference, largest = max(difference, float(error.max())), max(largest, float(other.abs().max()))
+    counts = int(is_close.sum()), difference, largest, int(others.sum()), len(inputs)
+    return OnnxComparison(runtime.is_rounded, *counts, runtime.saturating)

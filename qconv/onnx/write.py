@@ -48,8 +48,9 @@ class Writer:
             self.graph.origin = operation.origin
             if place not in inside:
                 self._write(place)
-        flat = [self.read(program.output)]
-        self.outputs = [self.graph.node("Flatten", *flat, axis=1) if program.is_flat else flat[0]]
+        self.outputs = [self.read(output) for output in program.outputs]
+        if program.is_flat:
+            self.outputs = [self.graph.node("Flatten", *self.outputs, axis=1)]
 
     def _as_integers(self, place: int) -> Integers | None:
         found = None

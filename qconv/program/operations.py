@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_map, tree_unflatten
 
 Size = tuple[int, int]
 
@@ -381,6 +381,17 @@ class Program:
     def output(self) -> int:
         """The number of the operation whose value is the first output."""
         return self.outputs[0]
+
+    def names(self) -> list[str]:
+        """Return names of the outputs: "output", or the keys, fields and numbers of several."""
+        if self.structure is None:
+            return ["output"]
+        paths, _ = tree_flatten_with_path(tree_unflatten(list(self.outputs), self.structure))
+        parts = (
+            [str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind))) for key in path]
+            for path, _ in paths
+        )
+        return ["_".join(path if path and not path[0].isdigit() else ["output", *path]) for path in parts]
 
     def add(self, operation: Operation) -> int:
         """Append an operation; return its number."""
