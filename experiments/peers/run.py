@@ -31,7 +31,7 @@ PEERS = {
 }
 ROWS = {"qconv": (4, 1), "brevitas": (4,), "torchao": (4,), "larq": (4, 1)}  # bits of weights and inputs
 STEPS, BATCH, RATE = 200, 32, 1e-3
-PICTURES, CALLS = 1000, 300
+PICTURES, CALLS = 1000, 200
 WIDTHS = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
 Images = np.ndarray[Any, Any]
 Prepared = tuple[Any, Callable[[], Any], Callable[[Any, Path], Any], Callable[[Any], Any] | None]
@@ -60,7 +60,7 @@ def pictures(count: int, seed: int) -> tuple[Images, Images]:
     random = np.random.default_rng(seed)
     labels = random.integers(0, 10, count)
     moved = [np.roll(patterns[label], random.integers(0, 32, 2), (1, 2)) for label in labels]
-    return (np.stack(moved) + 2 * random.normal(size=(count, 3, 32, 32))).astype(np.float32), labels
+    return (np.stack(moved) + 5 * random.normal(size=(count, 3, 32, 32))).astype(np.float32), labels
 
 
 def in_turn(prefix: str, one: Callable[[int], Any], other: Callable[[int], Any], rounds: int) -> dict[str, float]:
