@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .after_training.sensitivity import Sensitivity as Sensitivity, sensitivity as sensitivity
     from .bench.forms import compare_models as compare_models
     from .check import check as check
+    from .check.diagnostics import Diagnostics as Diagnostics
     from .convert import (
         Plan as Plan,
         convert as convert,
@@ -104,6 +105,7 @@ _PLACES = {
     "after_training.sensitivity": ("Sensitivity", "sensitivity"),
     "bench.forms": ("compare_models",),
     "check": ("check",),
+    "check.diagnostics": ("Diagnostics",),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
     "export": ("export", "verify_export"),
     "inference": ("freeze", "save_program", "verify"),

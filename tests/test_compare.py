@@ -96,6 +96,39 @@ def test_a_row_for_what_differs_by_more_than_the_seed(
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 74
 
 
+TABLES = {
+    "seeds, and what else is known": (
+        'scheme,seed,test_accuracy,seconds\n"lsq(2, 4)",1,0.8,61\n"lsq(2, 4)",2,0.82,71\n"lsq(4, 4)",1,1,\n',
+        ["lsq(2, 4) 81.00 ± 1.41 – 2 – – 1:06 min –", "lsq(4, 4) 100.00 – 1 – – – –"],
+        [],
+    ),
+    "settings, a repeated seed, a faulty row": (
+        "scheme,seed,lr,test_accuracy\nbnn,1,0.1,0.8\nbnn,1,0.2,0.7\nbnn,1,0.2,0.6\nbnn,2,0.2,60\nbnn,,0.1,0.8\n",
+        ["bnn 0.1 80.00 – 1 – – – –", "bnn 0.2 60.00 – 1 – – – –"],
+        [
+            "line 3: replaced by",
+            "line 5: test_accuracy (=60) must be a share",
+            "line 6: no seed: a row needs scheme, seed,",
+        ],
+    ),
+    "none": ("epoch\n", [], ["no run in it"]),
+    "no table": ("\0\n\xff", [], ["no CSV file"]),
+}
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_runs_of_a_table(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, rows, told = TABLES[kind]
+    (tmp_path / "table.csv").write_text(text, encoding="latin-1")
+    files = [f"--{form}={tmp_path / form}" for form in ("csv", "markdown", "plot")]
+    assert main(["compare", str(tmp_path / "table.csv"), *files]) == (not rows)
+    shown = capsys.readouterr()
+    assert [" ".join(line.split()) for line in shown.out.splitlines()[1:]] == rows
+    assert all(each in shown.err for each in told)
+    assert (tmp_path / "plot").is_file() == bool(rows)
+
+
 def made_of(name: str, **own: Any) -> dict[str, Any]:
     return {"_target_": f"qconv.data.{name}DataModule", **own}
 

@@ -36,7 +36,7 @@ ROOMS = {
     "lean": {"function", "ground", "kernels", "layers", "models", "quantizers"},
     "loop": {"ground", "layers", "quantizers"},
     "optim": {"ground", "layers", "loop", "quantizers"},
-    "check": {"ground", "layers", "loop", "quantizers"},
+    "check": {"ground", "layers", "loop", "optim", "quantizers", "runs"},
     "convert": {"check", "ground", "layers", "lean", "scheme", "schemes"},
     "packed": {"convert", "ground", "layers", "lean", "models", "quantizers", "scheme"},
     "summary": {"ground", "layers", "lean", "packed", "quantizers"},
@@ -124,7 +124,7 @@ def test_public_surface() -> None:
 def test_a_layer_needs_torch_alone_and_a_function_keeps_its_name() -> None:
     others = [*HEAVY[2:], "sklearn", "matplotlib", "torchvision", "omegaconf", "torchmetrics", "triton"]
     code = f"""
-import sys, qconv; qconv.QConv2d; print([name for name in {others} if name in sys.modules])
+import sys, qconv; qconv.QConv2d; qconv.Diagnostics; print([name for name in {others} if name in sys.modules])
 import qconv.convert, qconv.lean, qconv.summary.costs_table
 from qconv.summary import terminal
 functions = [qconv.convert, qconv.lean, qconv.summary]

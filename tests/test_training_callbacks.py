@@ -20,11 +20,13 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import Scheme, schemes
+from qconv.check.diagnostics import of_input
 from qconv.cli import train as program
 from qconv.data import DigitsDataModule
 from qconv.loop.optimizer_step import is_final
 from qconv.models import SmallCNN, small_cnn
 from qconv.quantizers import EDE, Identity, ReSTE, Sign, Stages
+from qconv.runs.diagnostics_figure import FIGURES
 from qconv.training import (
     Checkpoints,
     Classifier,
@@ -38,7 +40,6 @@ from qconv.training import (
     load_checkpoint,
     make_trainer,
 )
-from qconv.training.callbacks.diagnostics import FIGURES, of_input
 
 
 def classifier(**arguments: object) -> Classifier:
@@ -287,20 +288,44 @@ def test_diagnostics_of_a_run(tmp_path: Path) -> None:
         assert float(later["weights_never_flipped"]) <= float(row["weights_never_flipped"])
 
 
-def test_diagnostics_count_what_they_say(tmp_path: Path) -> None:
+@pytest.mark.drawn
+def test_a_loop_of_ones_own_gets_what_a_run_gets(tmp_path: Path) -> None:
+    """With its batches, and its state in between."""
+    fitted = trainer(Diagnostics(tmp_path / "run"), epochs=2)
+    fitted.fit(classifier(), datamodule=DigitsDataModule(batch_size=256))
+    module, data = classifier(), DigitsDataModule(batch_size=256)
+    data.setup("fit")
+    optimizer = torch.optim.SGD(network(module).parameters(), lr=0.05)
+    qconv.after_every_step(optimizer, network(module))
+    diagnostics = qconv.Diagnostics(network(module))
+    images, labels = next(iter(data.val_dataloader()))
+    for epoch in range(2):
+        loss = nn.functional.cross_entropy(network(module)(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rows = diagnostics.step(images, train_loss=loss, val_accuracy=0.5, lr=0.05)
+        assert [row["epoch"] for row in rows] == [epoch] * 3
+        again = qconv.Diagnostics(network(module))
+        again.load_state_dict(diagnostics.state_dict())
+        diagnostics = again
+    diagnostics.save(tmp_path / "own")
+    assert {path.name for path in (tmp_path / "own").iterdir()} == {
+        *("metrics.csv", "curves.png", "diagnostics.csv", "diagnostics.png")
+    }
+    heads = [(tmp_path / each / "diagnostics.csv").read_text().splitlines()[0] for each in ("own", "run")]
+    assert heads[0] == heads[1]
+
+
+def test_diagnostics_count_what_they_say() -> None:
     layer = qconv.QConv2d(4, 2, 1, scheme=schemes.bwn())
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.5, -0.5, 0.5, 0.5], [0.5, -1.5, -1.5, 0.0]]).view(2, 4, 1, 1))
-    module = nn.Module()
-    module.model = layer  # pyright: ignore[reportAttributeAccessIssue]
-    callback = Diagnostics(tmp_path)
-    fake = SimpleNamespace(is_global_zero=True, current_epoch=0, global_step=1, loggers=[], optimizers=[])
-    callback.on_fit_start(cast(Trainer, fake), cast(Any, module))
+    diagnostics = qconv.Diagnostics(layer)
     with torch.no_grad():
         layer.weight[0, 0] *= -1
         layer.weight[1, :2] *= -1
-    callback.on_train_epoch_end(cast(Trainer, fake), cast(Any, module))
-    (row,) = callback.rows
+    (row,) = diagnostics.step()
     assert row["flip_rate"] == 3 / 8
     assert row["weights_never_flipped"] == 5 / 8
     w, w_q = layer.weight.detach().flatten(), layer.quantized_weight().flatten()
@@ -332,8 +357,8 @@ def test_inputs_are_examined_by_the_quantizers_of_the_validation(tmp_path: Path)
     with torch.no_grad():
         layer.input_quantizer.step *= 3
     callback.on_train_epoch_end(fake, module)
-    assert callback.rows[0]["input_error"] == expected["input_error"] != of_input(layer, input)["input_error"]
-    assert not callback.inputs  # which would keep memory
+    assert callback.measured.rows[0]["input_error"] == expected["input_error"] != of_input(layer, input)["input_error"]
+    assert not layer._forward_pre_hooks  # which would keep memory
 
 
 class Breaks(Callback):
@@ -466,7 +491,7 @@ def test_weights_that_a_method_freezes_are_no_fault(tmp_path: Path) -> None:
     module = Classifier(qconv.convert(small_cnn(1, 10, width=4), schemes.inq()), partial(torch.optim.SGD, lr=0.05))
     diagnostics = Diagnostics(tmp_path)
     trainer(Progress(), diagnostics, epochs=4).fit(module, datamodule=DigitsDataModule(batch_size=400))
-    assert max(row["weights_saturated"] for row in diagnostics.rows) == 1
+    assert max(row["weights_saturated"] for row in cast(Any, diagnostics).measured.rows) == 1
 
 
 @pytest.mark.parametrize("check", [True, False])

@@ -13,10 +13,14 @@ def add(commands: Any) -> None:
         help="compare the results of runs in a table",
         description="Compare the results of runs in a table: what differs between them, accuracy as mean ± standard "
         "deviation over the seeds, bits, bytes, time, epochs. Runs that differ only by their seed are one row. Folders "
-        "are searched for runs; unfinished and damaged ones are named.",
+        "are searched for runs; unfinished and damaged ones are named. In a CSV file of your own loop each row is a "
+        "run: its scheme, seed and test_accuracy (a share), where they are known val_accuracy_best, epochs, seconds "
+        "and packed_bytes, and any other column is a setting.",
         epilog="example: qconv compare multirun/2026-01-31/12-00-00 --plot accuracy.png",
     )
-    parser.add_argument("places", metavar="RUN", nargs="+", type=Path, help="folder of a run, of a sweep, or of runs")
+    parser.add_argument(
+        "places", metavar="RUN", nargs="+", type=Path, help="folder of a run, of a sweep, or of runs; or a CSV file"
+    )
     parser.add_argument("--csv", metavar="FILE", type=Path, help="also write the rows to a CSV file")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the table as Markdown")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw the accuracies into a PNG file")

@@ -1,9 +1,10 @@
 """The comparison as a table: on the screen, as Markdown, and as CSV."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .run_groups import Group, short_value, telling
+from .run_groups import ABSENT, Group, short_value, telling
 
 HEADS = ("test %", "val. %", "seeds", "bits w/in", "bytes", "time", "epochs")
 
@@ -15,7 +16,7 @@ def cells(group: Group) -> tuple[str, ...]:
         spread(group, "val_accuracy_best"),
         str(len(group.runs)),
         group.runs[0].bits,
-        f"{group.runs[0].result['packed_bytes']:,}",
+        f"{group.mean('packed_bytes'):,.0f}".replace("nan", ABSENT),
         duration(group.mean("seconds")),
         between(group.values("epochs")),
     )
@@ -29,11 +30,14 @@ def settings(group: Group, columns: Iterable[str]) -> list[str]:
 def spread(group: Group, figure: str) -> str:
     """Mean and deviation over the seeds, of shares in percent."""
     deviation = group.deviation(figure)
-    return f"{100 * group.mean(figure):.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
+    mean = f"{100 * group.mean(figure):.2f}".replace("nan", ABSENT)
+    return mean + ("" if deviation is None else f" ± {100 * deviation:.2f}")
 
 
 def duration(seconds: float) -> str:
     """Format 75 s as 1:15 min, 3700 s as 1:01 h."""
+    if math.isnan(seconds):
+        return ABSENT
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -42,7 +46,7 @@ def duration(seconds: float) -> str:
 
 def between(values: Sequence[float]) -> str:
     """The least and the greatest, or the only one."""
-    low, high = min(values), max(values)
+    low, high = min(values, default=ABSENT), max(values, default=ABSENT)
     return str(low) if low == high else f"{low}–{high}"
 
 
@@ -66,7 +70,7 @@ def csv_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "val_accuracy_best": group.mean("val_accuracy_best"),
             "val_accuracy_best_deviation": group.deviation("val_accuracy_best"),
             "bits": group.runs[0].bits,
-            "packed_bytes": group.runs[0].result["packed_bytes"],
+            "packed_bytes": group.runs[0].result.get("packed_bytes"),
             "seconds": group.mean("seconds"),
             "epochs": group.mean("epochs"),
             "runs": " ".join(str(run.folder) for run in group.runs),

@@ -1,4 +1,4 @@
-"""The runs below some folders: their configs and figures, and what is the matter with those that have none."""
+"""The runs below some folders, or in the rows of a table: their configs and figures, and why some have none."""
 
 import csv
 import json
@@ -10,9 +10,11 @@ from typing import Any
 
 import yaml
 
+from ..ground.table import read_csv
 from .run_files import CONFIG, METRICS, RESULT
 
 FIGURES = ("test_accuracy", "val_accuracy_best", "epochs", "seconds", "packed_bytes", "scheme", "macs_by_bits")
+NUMBERS, NEEDED = FIGURES[:5], ("scheme", "seed", "test_accuracy")  # the columns of a table that are no settings
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,13 @@ class Run:
         folder: where it lies.
         config: its `config.yaml`.
         result: its `result.json`.
+        time: when it ended; of two rows of a table the later is the greater.
     """
 
     folder: Path
     config: dict[str, Any]
     result: dict[str, Any]
+    time: float
 
     @property
     def seed(self) -> Any:
@@ -44,15 +48,27 @@ class Run:
 def find_runs(places: Iterable[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
     """Return the finished runs in and below some folders, and the other ones, each with what is the matter.
 
-    A run that is found twice counts once.
+    A run that is found twice counts once. A CSV file has a run in each row: its ``scheme``, ``seed`` and
+    ``test_accuracy`` (a share); other `NUMBERS` where they are known; any other column is a setting.
     """
     runs: list[Run] = []
     others: list[tuple[Path, str]] = []
     seen: set[Path] = set()
     for place in places:
+        try:
+            rows = read_csv(place)
+        except (ValueError, csv.Error) as error:
+            others.append((place, f"no CSV file: {error}"))
+            continue
+        for number, row in enumerate(rows, 2):
+            name = Path(f"{place}, line {number}")
+            try:
+                runs.append(_of_row(name, row, number))
+            except ValueError as error:
+                others.append((name, str(error)))
         folders = list(_folders(place))
-        if not folders:
-            others.append((place, "no run in it" if place.is_dir() else "no such folder"))
+        if not folders and not rows:
+            others.append((place, "no run in it" if place.exists() else "no such folder"))
         for folder in folders:
             if folder.resolve() in seen:
                 continue
@@ -92,7 +108,23 @@ def _read(folder: Path) -> Run:
     missing = [name for name in FIGURES if name not in (result if isinstance(result, dict) else ())]
     if missing:
         raise ValueError(f"{RESULT} has no {missing[0]}")
-    return Run(folder, config, result)
+    return Run(folder, config, result, (folder / RESULT).stat().st_mtime)
+
+
+def _of_row(name: Path, row: dict[str, Any], number: int) -> Run:
+    """The run of a line of a table; empty cells are as if they were not there."""
+    cells = {key: value for key, value in row.items() if key and value}
+    missing = [key for key in NEEDED if key not in cells]
+    if missing:
+        raise ValueError(f"no {missing[0]}: a row needs {', '.join(NEEDED)}")
+    result: dict[str, Any] = {"scheme": cells.pop("scheme"), "macs_by_bits": {}}
+    for figure in NUMBERS:
+        if figure in cells:
+            value = float(cells.pop(figure))
+            if "accuracy" in figure and not 0 <= value <= 1:
+                raise ValueError(f"{figure} (={value:g}) must be a share from 0 to 1")
+            result[figure] = int(value) if value.is_integer() else value
+    return Run(name, cells, result, number)
 
 
 def _epochs(folder: Path) -> int:

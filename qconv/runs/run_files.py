@@ -4,7 +4,7 @@ from pathlib import Path
 
 CONFIG = "config.yaml"
 BEST, LAST = Path("checkpoints/best.ckpt"), Path("checkpoints/last.ckpt")
-RESULT, EVALUATION, METRICS = "result.json", "evaluation.json", "metrics.csv"
+RESULT, EVALUATION, METRICS, DIAGNOSTICS = "result.json", "evaluation.json", "metrics.csv", "diagnostics.csv"
 PACKED = "model.safetensors"
 PAGE, PREDICTIONS = "report.html", "predictions.safetensors"
 LOCK = ".lock"

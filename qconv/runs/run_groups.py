@@ -1,5 +1,6 @@
 """Runs that differ only by their seed, together; and what differs between such groups."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,6 @@ from typing import Any
 
 from ..ground.short_names import short_call, short_scheme
 from .read_runs import Run
-from .run_files import RESULT
 
 # Parts of a config that are about where and how a run is carried out, not about what is trained.
 APART = (
@@ -36,21 +36,23 @@ class Group:
 
     def name(self, heads: Mapping[str, str]) -> str:
         """The values of some keys, of which `heads` has short names."""
-        parts = {**self.differs, "scheme": f"{self.differs['scheme']} {self.runs[0].bits}"}
+        bits = f" {self.runs[0].bits}".removesuffix(f" {ABSENT}")
+        parts = {**self.differs, "scheme": self.differs["scheme"] + bits}
         shown = ((key, head, short_value(key, parts[key])) for key, head in heads.items())
         return ", ".join(value if key in WHOLES else f"{head}={value}" for key, head, value in shown)
 
     def values(self, figure: str) -> list[float]:
-        """A figure of each run."""
-        return [run.result[figure] for run in self.runs]
+        """A figure of each run that has it."""
+        return [run.result[figure] for run in self.runs if figure in run.result]
 
     def mean(self, figure: str) -> float:
-        """The mean of a figure over the seeds."""
-        return statistics.mean(self.values(figure))
+        """The mean of a figure over the seeds; NaN without any."""
+        return statistics.mean(self.values(figure) or [math.nan])
 
     def deviation(self, figure: str) -> float | None:
         """The sample standard deviation over the seeds; None of one seed."""
-        return statistics.stdev(self.values(figure)) if len(self.runs) > 1 else None
+        values = self.values(figure)
+        return statistics.stdev(values) if len(values) > 1 else None
 
 
 def compare(runs: Sequence[Run]) -> tuple[list[Group], dict[str, str], list[Run]]:
@@ -75,7 +77,7 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], dict[str, str], list[Run]
     left_out: list[Run] = []
     for row, (_, run) in zip(rows, described, strict=True):
         by_seed = grouped.setdefault(row, {})
-        older, newer = sorted((by_seed.get(run.seed, run), run), key=_time)
+        older, newer = sorted((by_seed.get(run.seed, run), run), key=lambda each: each.time)
         if older is not newer:
             left_out.append(older)
         by_seed[run.seed] = newer
@@ -117,6 +119,9 @@ def _labels(nodes: Sequence[Any]) -> list[str]:
     """Write nodes as calls with those arguments alone that differ between the nodes of one function."""
     labels = []
     for node in nodes:
+        if not isinstance(node, dict):
+            labels.append(str(node))
+            continue
         others = [other for other in nodes if isinstance(other, dict) and other.get("_target_") == node.get("_target_")]
         same = [key for key in node if key != "_target_" and all(other.get(key) == node[key] for other in others)]
         labels.append(short_call({key: value for key, value in node.items() if key not in same}))
@@ -135,8 +140,9 @@ def _own_seeds(described: Iterable[tuple[dict[str, str], Run]]) -> set[str]:
 
 def _description(run: Run) -> dict[str, str]:
     """Return what a run trains, by dotted keys; the scheme and the model also as wholes."""
-    values = {"scheme": short_scheme(run.result["scheme"]), "model": short_call(run.config["model"])}
-    values["data"] = short_call(_node(run, "data"))
+    scheme = run.result["scheme"]
+    values = {"scheme": short_scheme(scheme) if run.bits != ABSENT else scheme}
+    values |= {whole: short_call(_node(run, whole)) for whole in WHOLES[1:] if whole in run.config}
     for key, value in _leaves(run.config, ""):
         if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
             continue
@@ -146,9 +152,12 @@ def _description(run: Run) -> dict[str, str]:
     return values
 
 
-def _node(run: Run, whole: str) -> dict[str, Any]:
+def _node(run: Run, whole: str) -> Any:
     """Return a part of a config. A root may tell what the images are; who reads them does not."""
-    return {key: value for key, value in run.config[whole].items() if f"{whole}.{key}" not in APART or key == "root"}
+    part = run.config.get(whole)
+    if not isinstance(part, dict):
+        return part
+    return {key: value for key, value in part.items() if f"{whole}.{key}" not in APART or key == "root"}
 
 
 def _leaves(node: dict[str, Any], before: str) -> Iterable[tuple[str, Any]]:
@@ -161,7 +170,3 @@ def _leaves(node: dict[str, Any], before: str) -> Iterable[tuple[str, Any]]:
 
 def _inside(key: str) -> bool:
     return key.startswith(tuple(f"{whole}." for whole in WHOLES))
-
-
-def _time(run: Run) -> float:
-    return (run.folder / RESULT).stat().st_mtime

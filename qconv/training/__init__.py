@@ -1,5 +1,6 @@
 """Training with Lightning: the parts of `qconv train`, usable without it."""
 
+from ..runs.curves import draw_curves as draw_curves
 from .callbacks.checkpoints import Checkpoints as Checkpoints
 from .callbacks.diagnostics import Diagnostics as Diagnostics
 from .callbacks.ewgs_delta import EWGSDelta as EWGSDelta
@@ -15,5 +16,4 @@ from .checkpoint_io import (
 )
 from .classifier import Classifier as Classifier
 from .memory import keep_freed_memory as keep_freed_memory
-from .report.curves import draw_curves as draw_curves
 from .trainer import make_trainer as make_trainer

@@ -8,8 +8,8 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 
 from ...ground.table import write_csv
+from ...runs.curves import draw_curves
 from ...runs.run_files import METRICS
-from ..report.curves import draw_curves
 from .epoch_figures import EpochFigures
 
 Row = dict[str, float]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .curves import GREY, LINE, TEST, TRAIN, VAL, dress, mark_test, plot
+from ...runs.curves import GREY, LINE, TEST, TRAIN, VAL, dress, mark_test, plot
 
 SIZE = 4.6, 3.0  # inches; the page scales it
 WIDE = 5  # a loss that falls by this factor is drawn on a logarithmic axis

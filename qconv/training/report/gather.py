@@ -18,7 +18,7 @@ from ...ground.table import read_csv
 from ...inference import freeze
 from ...layers import QuantizedLayer
 from ...packed import PackedFileError, load_for_pictures, read_header
-from ...runs.run_files import BEST, LAST, METRICS, PACKED, PREDICTIONS, RESULT
+from ...runs.run_files import BEST, DIAGNOSTICS, LAST, METRICS, PACKED, PREDICTIONS, RESULT
 from ...summary import Summary, summarize
 from ..finished import FinishedRun
 from .predictions import Predictions
@@ -97,7 +97,7 @@ def gather(folder: str | os.PathLike[str], network: Network | None = None, *, se
         config=_plain(run.cfg),
         result=result,
         history=[_numbers(row) for row in read_csv(run.folder / METRICS)],
-        diagnostics=[{**_numbers(row), "layer": row["layer"]} for row in read_csv(run.folder / "diagnostics.csv")],
+        diagnostics=[{**_numbers(row), "layer": row["layer"]} for row in read_csv(run.folder / DIAGNOSTICS)],
         summary=summarize(ready(network.model), network.input_size),
         classes=list(network.classes),
         predictions=_predictions(run, network) if result is not None else None,

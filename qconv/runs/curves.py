@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...ground.files import atomic_file
+from ..ground.files import atomic_file
 
 TRAIN, VAL, TEST, GREY, LINE = "#4c72b0", "#dd5f32", "#1b7f5c", "#6b6b6b", "#e6e6e6"
 
