@@ -104,7 +104,7 @@ LANE Short8 even_products(I4 codes, I4 weights) {
 }
 LANE Short8 odd_products(I4 codes, I4 weights) { return (Short8)((Ushort8)codes >> 8) * ((Short8)weights >> 8); }
 #if defined(USES_NEON)
-LANE F4 fma4(F4 x, F4 y, F4 sum) { return vfmaq_f32(sum, x, y); }
+LANE F f_fma(F x, F y, F sum) { return OF_3(F, vfmaq_f32, sum, x, y); }
 LANE I4 add_pairs(I4 sum, Short8 x) { return vpadalq_s16(sum, x); }
 LANE I4 add_count4(I4 sum, I4 x) { return (I4)vpadalq_u16((uint32x4_t)sum, vpaddlq_u8(vcntq_u8((uint8x16_t)x))); }
 /* `sdot` of ARMv8.2 multiplies signed bytes: 128 is taken from codes here, and given back by what sums start from. It
@@ -118,9 +118,11 @@ LANE I4 dot_at_once4(I4 sum, I4 codes, I4 weights) {
 }
 LANE I i_dot_at_once(I sum, I codes, I weights) { return OF_3(I, dot_at_once4, sum, codes, weights); }
 #else
-LANE F4 fma4(F4 x, F4 y, F4 sum) {
-    for (int l = 0; l < 4; l++) sum[l] = fmaf(x[l], y[l], sum[l]);
-    return sum;
+LANE F f_fma(F x, F y, F sum) {
+    float all[3][LANES];
+    f_store(all[0], x), f_store(all[1], y), f_store(all[2], sum);
+    EACH all[2][l] = fmaf(all[0][l], all[1][l], all[2][l]);
+    return f_load(all[2]);
 }
 LANE I4 add_pairs(I4 sum, Short8 x) { return sum + ((I4)((U4)x << 16) >> 16) + ((I4)x >> 16); }
 LANE I4 add_count4(I4 sum, I4 x) {
@@ -132,7 +134,6 @@ LANE I4 add_count4(I4 sum, I4 x) {
     return sum + (I4)((u + (u >> 16)) & 63u);
 }
 #endif
-LANE F f_fma(F x, F y, F sum) { return OF_3(F, fma4, x, y, sum); }
 LANE I4 dot4(I4 sum, I4 codes, I4 weights) {
     return add_pairs(add_pairs(sum, even_products(codes, weights)), odd_products(codes, weights));
 }
