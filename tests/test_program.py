@@ -501,14 +501,58 @@ def qconv_run() -> str:
     return found
 
 
+def printed(command: list[str | Path], images: Tensor) -> Tensor:
+    """The outputs that qconv_run prints, a row for each image."""
+    done = subprocess.run(command, input=bytes(images.numpy()), capture_output=True, check=True).stdout.decode()
+    return torch.tensor([[float(number) for number in line.split()] for line in done.splitlines()])
+
+
 @pytest.mark.parametrize("name", ["bireal", "lsq88", "apot44"])
 def test_qconv_run_prints_what_freeze_gives(name: str, qconv_run: str, tmp_path: Path) -> None:
     model, x = network(name), torch.randn(70, 3, 12, 9)
     qconv.save_program(model, tmp_path / "model.qcp", x[:4])
-    command = [qconv_run, tmp_path / "model.qcp", "12", "9", "2"]
-    printed = subprocess.run(command, input=bytes(x.numpy()), capture_output=True, check=True).stdout.decode()
-    outputs = torch.tensor([[float(number) for number in line.split()] for line in printed.splitlines()])
-    assert torch.equal(outputs, freeze(model)(x))
+    assert torch.equal(printed([qconv_run, tmp_path / "model.qcp", "12", "9", "2"], x), freeze(model)(x))
+    assert Path(qconv_run).stat().st_size < 200_000
+
+
+def built(compiler: str, folder: Path) -> list[Path]:
+    """qconv_run, built without warnings as docs/program.md says: with the best kernels, and with portable ones."""
+    source = Path(qconv.__file__).parent / "kernels" / "csrc"
+    (folder / "portable.c").write_text('#include "plan.h"\n#define PLAN_BEST 0\n#include "qconv_run.c"\n')
+    command = [compiler, "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-static", f"-I{source}"]
+    files = [*source.glob("plan*.c"), source / "instruction_sets.c"]
+    subprocess.run([*command, "-c", *files], cwd=folder, check=True)
+    for name, main in [("best", source / "qconv_run.c"), ("portable", folder / "portable.c")]:
+        libraries = ["-lm", "-lpthread"]
+        subprocess.run([*command, "-o", folder / name, main, *folder.glob("*.o"), *libraries], check=True)
+    return [folder / "best", folder / "portable"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("compiler", "runners"),
+    [
+        ("clang", [[]]),
+        # without and with dot products
+        ("aarch64-linux-gnu-gcc", [["qemu-aarch64", "-cpu", cpu] for cpu in ("cortex-a53", "max")]),
+    ],
+)
+def test_qconv_run_of_other_compilers_and_processors(compiler: str, runners: list[list[str]], tmp_path: Path) -> None:
+    for tool in (compiler, *(runner[0] for runner in runners if runner)):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    cases = [(every(kinds, groups), torch.randn(2, 5, 11, 14)) for kinds in range(3) for groups in (1, 2, 6)]
+    for name in ("bireal", "lsq88", "n2uq22", "float"):
+        x = torch.randn(2, 3, 12, 9)
+        cases.append((freeze(network(name)).program(x), x))
+    file, programs = tmp_path / "model.qcp", built(compiler, tmp_path)
+    for program, x in cases:
+        program_bytes(program, guard=True).numpy().tofile(file)
+        wanted, size = program.run(x).flatten(1), map(str, x.shape[2:])
+        arguments = [file, *size]
+        for runner in runners:
+            for qconv_run in programs:
+                assert torch.equal(printed([*runner, qconv_run, *arguments], x), wanted)
 
 
 def test_messages_of_qconv_run(qconv_run: str, tmp_path: Path) -> None:

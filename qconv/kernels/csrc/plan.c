@@ -13,34 +13,44 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 /* ---- opening ---- */
 #if defined(__x86_64__)
-static int has_vnni(void) {
+static const Part kernels[] = {[PORTABLE] = portable_part, [AVX2] = avx2_part, [AVX512] = avx512_part};
+static int has_dot(int isa) {
     unsigned a, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
+    if (isa == AVX512) return __builtin_cpu_supports("avx512vnni");
+    return isa == AVX2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
 }
-static int has_dots(void) { return __builtin_cpu_supports("avx512vnni"); }
+#elif defined(__aarch64__)
+static const Part kernels[] = {[PORTABLE] = portable_part, [NEON] = neon_part};
+static int has_dot(int isa) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return isa == NEON;
+#elif defined(__linux__)
+    return isa == NEON && getauxval(AT_HWCAP) >> 20 & 1; /* HWCAP_ASIMDDP */
 #else
-static int has_vnni(void) { return 0; }
-static int has_dots(void) { return 0; }
+    return 0 * isa;
+#endif
+}
+#else
+static const Part kernels[] = {[PORTABLE] = portable_part};
+static int has_dot(int isa) { return 0 * isa; }
 #endif
 
 /* The kernels for `isa`; returns 0 if this machine does not have it. */
 static int choose_kernels(Plan *plan, int isa) {
     const int64_t sets = instruction_sets();
-    if (isa == PLAN_BEST) isa = sets >> AVX512 & 1 ? AVX512 : sets >> AVX2 & 1 ? AVX2 : PORTABLE;
+    for (int set = NEON; isa == PLAN_BEST; set--)
+        if (sets >> set & 1) isa = set;
     if (isa < 0 || isa > NEON || !(sets >> isa & 1)) return 0;
-    if (isa == AVX512 && !has_dots()) isa = AVX2;
-    if (isa == NEON) isa = PORTABLE;
+    if (isa == AVX512 && !has_dot(isa)) isa = AVX2;
     plan->isa = isa;
-    plan->has_vnni = has_vnni();
-    plan->part = portable_part;
-#if defined(__x86_64__)
-    if (isa == AVX2) plan->part = avx2_part;
-    if (isa == AVX512) plan->part = avx512_part;
-#endif
+    plan->has_dot = has_dot(isa);
+    plan->part = kernels[isa];
     return 1;
 }
 

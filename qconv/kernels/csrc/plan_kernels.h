@@ -21,9 +21,11 @@ LANE I add_whole(const int kind, I sum, const char *x, const char *w, int v, con
 #if defined(HAS_CODES_4)
     case SUM_CODES_4: return i_dot(sum, unit, v ? i_high(i_load(w)) : i_low(i_load(w)));
 #endif
-#if defined(HAS_AVX2_CODES)
+#if defined(HAS_CODES_SMALL)
     case SUM_CODES_SMALL: return i_dot_small(sum, unit, i_load(w + 64 * v));
-    case SUM_CODES_VNNI: return i_dot_vnni(sum, unit, i_load(w + 64 * v));
+#endif
+#if defined(HAS_DOT)
+    case SUM_CODES_DOT: return i_dot_at_once(sum, unit, i_load(w + 64 * v));
 #endif
     default: return i_dot(sum, unit, i_load(w + 64 * v));
     }
@@ -54,6 +56,7 @@ LANE void tile(const int kind, const int P, const int NV, const Step *s, const c
     const int bytes = kind == SUM_MASKED ? 128 * NV : kind == SUM_CODES_4 ? 32 * NV : 64 * NV;
     I sums[PIXELS][VECTORS];
     F floats[PIXELS][VECTORS];
+#pragma GCC unroll 8
     for (int p = 0; p < P; p++)
         for (int v = 0; v < NV; v++) sums[p][v] = i_zero(), floats[p][v] = f_zero();
     const int64_t rows = s->rows, run = s->run;
@@ -62,6 +65,7 @@ LANE void tile(const int kind, const int P, const int NV, const Step *s, const c
         for (int p = 0; p < P; p++) at[p] = px[p] + s->row_at[r];
         int64_t u = 0;
         do {
+#pragma GCC unroll 8
             for (int p = 0; p < P; p++)
                 for (int v = 0; v < NV; v++) {
                     if (are_floats)
@@ -72,6 +76,7 @@ LANE void tile(const int kind, const int P, const int NV, const Step *s, const c
             w += bytes;
         } while (++u < run);
     }
+#pragma GCC unroll 8
     for (int p = 0; p < P; p++)
         for (int v = 0; v < NV; v++) {
             const int32_t *from = base[p] == NULL ? NULL : base[p] + LANES * v;
@@ -98,16 +103,22 @@ TILES(BITS) TILES(MASKED) TILES(CODES) TILES(FLOATS) TILES(SPREAD) TILES(DEEP)
 #if defined(HAS_CODES_4)
 TILES(CODES_4)
 #endif
-#if defined(HAS_AVX2_CODES)
-TILES(CODES_SMALL) TILES(CODES_VNNI)
+#if defined(HAS_CODES_SMALL)
+TILES(CODES_SMALL)
+#endif
+#if defined(HAS_DOT)
+TILES(CODES_DOT)
 #endif
 static const Tile tiles[SUMS][3][2] = {
     TABLE(BITS), TABLE(MASKED), TABLE(CODES), TABLE(FLOATS), TABLE(SPREAD), TABLE(DEEP),
 #if defined(HAS_CODES_4)
     TABLE(CODES_4),
 #endif
-#if defined(HAS_AVX2_CODES)
-    TABLE(CODES_SMALL), TABLE(CODES_VNNI),
+#if defined(HAS_CODES_SMALL)
+    TABLE(CODES_SMALL),
+#endif
+#if defined(HAS_DOT)
+    TABLE(CODES_DOT),
 #endif
 #if defined(HAS_NIBBLES)
     [SUM_NIBBLES] = {{NIBBLES_4_2, NIBBLES_4_4}, {NIBBLES_2_2, NIBBLES_2_4}, {NIBBLES_1_2, NIBBLES_1_4}},
@@ -187,7 +198,7 @@ LANE void encode(const Coder *coder, F x, int q, int left, const int is_whole) {
     for (int l = 0; !is_whole && l < left && l < LANES; l++) to[l] = some[l]; /* masked stores of bytes are slow */
 }
 
-enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, FINISHES = 16 };
+enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, TO_TWO_CODES = 16, FINISHES = 32 };
 
 /* Of a vector of channels from c on. `is_whole`: all lanes are channels. */
 LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c, int next, const int flags,
@@ -196,7 +207,7 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
     const Op *op = s->op;
     const F low = f_all(op->clamp_low), high = f_all(op->clamp_high);
     const F scale = f_load(s->scale + c), bias = f_load(s->bias + c);
-    const int left = op->cout - c, codes = op->codes;
+    const int left = op->cout - c;
     const uint16_t some = channels_from(op, c), has = flags & HAS_RESIDUAL ? s->res_has[c / LANES] : 0;
     F edge = f_zero(), before = edge, slope = edge, after = edge;
     Coder first = {0}, second = {0};
@@ -210,7 +221,8 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
         slope = f_load(s->rprelu + s->cpad + c);
         after = f_load(s->rprelu + 2 * s->cpad + c);
     }
-    if (flags & TO_CODES) first = coder_of(o, 0, c), second = coder_of(o, codes - 1, c);
+    if (flags & TO_CODES) first = coder_of(o, 0, c);
+    if (flags & TO_TWO_CODES) second = coder_of(o, 1, c);
     for (int p = 0; p < count; p++, q++, acc += next) {
         F x = f_add(f_mul(f_load(acc), scale), bias);
         if (flags & HAS_RESIDUAL) {
@@ -224,12 +236,11 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
         if (flags & TO_BITS) *(Half *)(bits + (bits_at[q] + bits_c)) = f_below(x, edge) & some;
         if (flags & TO_CODES) {
             encode(&first, x, q, left, is_whole);
-            if (codes > 1) encode(&second, x, q, left, is_whole);
+            if (flags & TO_TWO_CODES) encode(&second, x, q, left, is_whole);
         }
     }
 }
 
-/* Finishes are compiled for each set of outputs, but for vectors with lanes that are no channels. */
 static TARGET void finish_rest(const Outs *o, const float *acc, int q, int count, int c, int next, int flags) {
     finish_vector(o, acc, q, count, c, next, flags, 0);
 }
@@ -245,20 +256,31 @@ LANE void finish(const Outs *o, const float *acc, int q, int count, int channel,
     }
 }
 
+static int flags_of(const Op *op) {
+    return (op->residual >= 0 ? HAS_RESIDUAL : 0) | (op->out_f32 >= 0 ? TO_F32 : 0) | (op->codes ? TO_CODES : 0) |
+           (op->out_bits >= 0 ? TO_BITS : 0) | (op->codes > 1 ? TO_TWO_CODES : 0);
+}
+
 typedef void (*Finish)(const Outs *, const float *, int, int, int, int);
+static TARGET void finish_any(const Outs *o, const float *acc, int q, int count, int channel, int nv) {
+    finish(o, acc, q, count, channel, nv, flags_of(o->s->op));
+}
+/* Compiled once more for each of the usual sets of outputs, but for vectors with lanes that are no channels. */
+#if defined(HAS_FINISHES)
 #define FINISH(n)                                                                                                      \
     static TARGET void finish_##n(const Outs *o, const float *acc, int q, int count, int channel, int nv) {            \
         finish(o, acc, q, count, channel, nv, n);                                                                      \
     }
-FINISH(0) FINISH(1) FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10)
-FINISH(11) FINISH(12) FINISH(13) FINISH(14) FINISH(15)
-static const Finish finishes[FINISHES] = {finish_0,  finish_1,  finish_2,  finish_3,  finish_4,  finish_5,
-                                          finish_6,  finish_7,  finish_8,  finish_9,  finish_10, finish_11,
-                                          finish_12, finish_13, finish_14, finish_15};
+FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10) FINISH(11)
+static const Finish finishes[FINISHES] = {NULL,     NULL,     finish_2, finish_3, finish_4,  finish_5,
+                                          finish_6, finish_7, finish_8, finish_9, finish_10, finish_11};
+#else
+static const Finish finishes[FINISHES];
+#endif
 
 static Finish finish_of(const Op *op) {
-    return finishes[(op->residual >= 0 ? HAS_RESIDUAL : 0) | (op->out_f32 >= 0 ? TO_F32 : 0) |
-                    (op->codes ? TO_CODES : 0) | (op->out_bits >= 0 ? TO_BITS : 0)];
+    const Finish found = finishes[flags_of(op)];
+    return found == NULL ? finish_any : found;
 }
 
 /* ---- convolutions ---- */

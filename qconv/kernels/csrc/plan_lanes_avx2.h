@@ -3,9 +3,11 @@
 
 #define TARGET __attribute__((target("avx2,fma")))
 #define LANE INLINE TARGET
+#define HAS_FINISHES 1
 #define PIXELS 4 /* of the largest tile */
 #define VECTORS 1
-#define HAS_AVX2_CODES 1
+#define HAS_CODES_SMALL 1
+#define HAS_DOT 1
 
 typedef struct { __m256 a, b; } F;
 typedef struct { __m256i a, b; } I;
@@ -106,7 +108,7 @@ LANE I i_dot_small(I sum, I codes, I weights) {
     return I_EACH(dot_small(sum.a, codes.a, weights.a), dot_small(sum.b, codes.b, weights.b));
 }
 /* AVX-VNNI. By asm, so that the rest need not be compiled once more for it. */
-LANE I i_dot_vnni(I sum, I codes, I weights) {
+LANE I i_dot_at_once(I sum, I codes, I weights) {
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.a) : "x"(codes.a), "x"(weights.a));
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.b) : "x"(codes.b), "x"(weights.b));
     return sum;

@@ -3,6 +3,7 @@
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vpopcntdq")))
 #define LANE INLINE TARGET
+#define HAS_FINISHES 1
 #define PIXELS 8 /* of the largest tile */
 #define VECTORS 2
 #define HAS_CODES_4 1

@@ -72,7 +72,7 @@ static int are_small(const Plan *plan, const Step *s, int64_t filter, int most, 
 }
 
 static int codes_kernel(const Plan *plan, const Step *s, const Shape *shape) {
-    if (plan->isa == AVX2 && plan->has_vnni) return SUM_CODES_VNNI;
+    if (plan->has_dot && plan->isa != AVX512) return SUM_CODES_DOT;
     if (plan->isa == AVX2 && are_small(plan, s, shape->filter, 64, 1)) return SUM_CODES_SMALL;
     /* Weights of 4 bits, two to a byte, each times 16 in the sums. */
     return s->nv == 2 && are_small(plan, s, shape->filter, 8, 16) ? SUM_CODES_4 : SUM_CODES;
@@ -245,11 +245,12 @@ static void pack_weight(Plan *plan, Step *s, const Shape *shape) {
 /* The sums of zero times weight, taken away. */
 static void subtract_zero(Plan *plan, Step *s, const Shape *shape) {
     const Op *op = s->op;
-    if (op->zero == 0 || (s->base = plan_keep(plan, 4 * (int64_t)s->cpad)) == NULL) return;
+    const int zero = plan->isa == NEON && s->sums == SUM_CODES_DOT ? op->zero - 128 : op->zero; /* see the kernel */
+    if (zero == 0 || (s->base = plan_keep(plan, 4 * (int64_t)s->cpad)) == NULL) return;
     const int64_t count = (int64_t)op->kh * op->kw * s->cin;
     for (int64_t o = 0; o < op->cout; o++)
         for (int64_t i = 0; i < count; i++)
-            s->base[o] -= op->zero * filter_code(op, plan->program.blob + op->weight + o * shape->filter, i);
+            s->base[o] -= zero * filter_code(op, plan->program.blob + op->weight + o * shape->filter, i);
 }
 
 /* The taps of each place along a side that lie inside, first to last, and classes of places with the same ones. */
@@ -384,7 +385,7 @@ static void pack_conv(Plan *plan, Step *s) {
 static double nanoseconds(const Plan *plan, const Step *s) {
     const Op *op = s->op;
     static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4}; /* products, or numbers, in a nanosecond */
-    const double slow = plan->isa == AVX512 ? 1 : plan->isa == AVX2 ? 2 : 20, out = (double)s->pixels * op->cout;
+    const double slow = plan->isa == AVX512 ? 1 : plan->isa == PORTABLE ? 20 : 2, out = (double)s->pixels * op->cout;
     if (op->kind == MEAN) return out * plan->places[op->in].bytes / plan->places[op->in].pixel / rate[MEAN] * slow;
     if (op->kind == INPUT || op->kind == OUTPUT) return out / rate[op->kind];
     return (out / 20 + out * op->kh * op->kw * (is_conv(op) ? s->cin : 1) / rate[op->kind]) * slow;

@@ -2,6 +2,6 @@
 
 #include <string.h>
 
-#include "plan_lanes_portable.h"
+#include "plan_lanes_quarters.h"
 #define PART portable_part
 #include "plan_kernels.h"

@@ -9,10 +9,11 @@
 enum { LANES = 16, GROUP = 4, SLACK = 256, STRIP = 8 };
 
 /* How sums are made. MASKED: bits with a mask for each weight; NIBBLES: bits of AVX2, by a table for each 4 of them.
- * CODES_4: weights of 4 bits; CODES_SMALL: weights of at most 64 on AVX2; CODES_VNNI: AVX2 with AVX-VNNI.
+ * CODES_4: weights of 4 bits; CODES_SMALL: weights of at most 64 on AVX2; CODES_DOT: with dot products, which
+ * AVX2 has from AVX-VNNI, and NEON from ARMv8.2.
  * SPREAD: floats of channels that lie anywhere, one for each lane; DEEP: the same where they follow each other. */
-enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_SMALL, SUM_CODES_VNNI };
-enum { SUM_FLOATS = SUM_CODES_VNNI + 1, SUM_SPREAD, SUM_DEEP, SUMS };
+enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_SMALL, SUM_CODES_DOT };
+enum { SUM_FLOATS = SUM_CODES_DOT + 1, SUM_SPREAD, SUM_DEEP, SUMS };
 
 /* Where a value lies in an arena, as (H, W, C) with a border that holds `fill`. */
 typedef struct {
@@ -65,7 +66,7 @@ struct Plan {
     Place *places;
     Step *steps;
     int late; /* the first op that runs on a whole group of images */
-    int isa, has_vnni; /* AVX-VNNI beside AVX2 */
+    int isa, has_dot; /* has_dot: AVX-VNNI beside AVX2, dot products beside NEON */
     Part part;
     int64_t arena_bytes, packed_bytes;
     int32_t *output_of; /* the number of each OUTPUT op */
@@ -87,5 +88,6 @@ void plan_pack(Plan *plan, int index);
 
 /* The kernels of each instruction set: a part of a step. */
 void portable_part(const Plan *plan, const Step *step, const Run *run, int part, int parts);
+void neon_part(const Plan *plan, const Step *step, const Run *run, int part, int parts);
 void avx2_part(const Plan *plan, const Step *step, const Run *run, int part, int parts);
 void avx512_part(const Plan *plan, const Step *step, const Run *run, int part, int parts);

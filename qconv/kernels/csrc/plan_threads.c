@@ -15,8 +15,9 @@
 enum { MOST_THREADS = 64 };
 /* Rounds of waiting before a worker yields its core, before it sleeps, and before the publisher sleeps. */
 enum { WORKER_SPINS = 200, YIELDS = 200, WAIT_SPINS = 2000 };
-/* Nanoseconds until workers are woken again, and of a wait that is too long; then calls work alone ALONE times it. */
-enum { SOON = 1000000, LATE = 64 * SOON, STALL = 200000, ALONE = 20 };
+/* Nanoseconds until workers are woken again, and of a wait that is too long; then calls work alone ALONE times it. After
+ * LONELY calls in which no worker helped they do so for LATE nanoseconds, as workers get no core then. */
+enum { SOON = 1000000, LATE = 8 * SOON, STALL = 200000, ALONE = 20, LONELY = 8 };
 #define CLOSED UINT32_MAX /* the next piece while a round is being written */
 
 typedef void (*Job)(void *, int);
@@ -26,14 +27,15 @@ static struct {
     pthread_mutex_t sleep;
     pthread_cond_t wake, done;
     int workers, wanted;          /* of the publisher */
-    int64_t woken, patience;      /* when workers were woken, and how long they are not woken again */
+    int64_t woken;                /* when workers were woken */
+    int lonely;                   /* calls in which no worker has helped, one after the other */
     int64_t alone_until;          /* times of the clock, 0 for none */
     _Atomic(Job) job;             /* of the round */
     _Atomic(void *) given;
     atomic_int pieces, helpers;   /* helpers: workers below this number may help */
     atomic_uint_fast64_t counter; /* round << 32 | next piece */
     atomic_int finished;          /* pieces of the round */
-    atomic_int has_helped;        /* whether a worker has taken a piece since then */
+    atomic_int has_helped;        /* whether a worker has taken a piece in this call */
     atomic_int sleeping, waiting; /* whether a worker sleeps that was not woken; whether the publisher does */
 } pool;
 static pthread_mutex_t short_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -151,7 +153,11 @@ int pool_take(int threads) {
     return 0;
 }
 
-void pool_leave(void) { pthread_mutex_unlock(&pool.busy); }
+void pool_leave(void) {
+    pool.lonely = atomic_exchange(&pool.has_helped, 0) ? 0 : pool.lonely + 1;
+    if (pool.lonely >= LONELY && pool.alone_until == 0) pool.alone_until = now() + LATE, pool.lonely = 0;
+    pthread_mutex_unlock(&pool.busy);
+}
 
 /* Waits for pieces that workers have taken: it spins, then sleeps, which may give a worker this core. Where a short
  * piece takes long, a core was taken away: then calls work alone for a while, so that such stalls take a small share of
@@ -171,12 +177,9 @@ static void wait_for(int pieces, int are_short) {
     if (are_short && stop - start > STALL) pool.alone_until = stop + ALONE * (stop - start);
 }
 
-/* Less and less often where it did not help, as workers get no core then. */
 static void wake_workers(void) {
     const int64_t time = now();
-    if (pool.woken != 0 && time - pool.woken < pool.patience) return;
-    const int has_helped = atomic_exchange(&pool.has_helped, 0);
-    pool.patience = has_helped || pool.woken == 0 ? SOON : pool.patience < LATE ? 2 * pool.patience : LATE;
+    if (pool.woken != 0 && time - pool.woken < SOON) return;
     pool.woken = time;
     pthread_mutex_lock(&pool.sleep);
     atomic_store(&pool.sleeping, 0);
