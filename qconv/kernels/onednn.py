@@ -48,8 +48,6 @@ def integer_conv2d(
     window: Window,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
-    low: int | None = None,
-    high: int | None = None,
     zero: int = 0,
 ) -> Tensor | None:
     """`qconv.kernels.operators.integer_conv2d` with 32-bit sums, then float32; None if that would not be exact.
@@ -72,12 +70,8 @@ def integer_conv2d(
         zero += shift_in
         input = input.view(torch.uint8) ^ 128
     packed = _kept(weight, zero, window, sides, tuple(input.shape))
-    shift = 128 if low is not None and low < 0 else 0  # outputs are unsigned, too
-    ends = [float(low), float(high)] if low is not None and high is not None else []
-    output = _pointwise(input, zero, packed, window, sides, scale, bias, torch.uint8 if ends else None, ends, shift)
-    if is_sums:
-        return output.to(torch.int32)
-    return (output ^ 128).view(torch.int8) if shift else output
+    output = _pointwise(input, zero, packed, window, sides, scale, bias)
+    return output.to(torch.int32) if is_sums else output
 
 
 def conv2d_codes(
@@ -175,15 +169,13 @@ def _pointwise(
     scale: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype | None = None,
-    ends: Sequence[float] = (),
-    shift: int = 0,
 ) -> Tensor:
-    """``acc · scale_c + bias_c`` in float32 or `dtype`; as codes, rounded and clamped to `ends`, plus `shift`."""
+    """``acc · scale_c + bias_c`` in float32 or `dtype`."""
     return torch.ops.onednn.qconv_pointwise(
         *(_channels_last(codes), 1.0, zero),
         *(packed, scale, torch.zeros(len(scale), dtype=torch.long, device="cpu"), bias),
-        *(window.stride, sides, window.dilation, window.groups, 1.0, shift),
-        *(dtype or torch.float32, "hardtanh" if ends else "none", ends, ""),
+        *(window.stride, sides, window.dilation, window.groups, 1.0, 0),
+        *(dtype or torch.float32, "none", [], ""),
     )
 
 

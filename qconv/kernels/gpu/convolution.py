@@ -29,7 +29,6 @@ def binary_conv2d(
     window: Window,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
-    threshold: Tensor | None = None,
 ) -> Tensor | None:
     """`qconv.kernels.operators.binary_conv2d`; None for images of too many pixels.
 
@@ -46,18 +45,16 @@ def binary_conv2d(
         input = torch.ops.qconv.pack_signs(input, window.groups)
     batch, height, width, columns = input.shape
     sizes = Sizes(batch, channels, (height, width), (weight.shape[2], weight.shape[3]), window).checked()
-    lanes = window.groups, sizes.packed[1] * BLOCK
     for name, tensor, shape, dtype in (
         ("input", input, sizes.bits, torch.int64),
         ("weight", weight, sizes.packed, torch.int64),
-        ("tap_sums", tap_sums, (lanes[0], *sizes.kernel_size, lanes[1]), torch.int32),
+        ("tap_sums", tap_sums, (window.groups, *sizes.kernel_size, sizes.packed[1] * BLOCK), torch.int32),
         ("scale", scale, channels[1:], torch.float32),
         ("bias", bias, channels[1:], torch.float32),
-        ("threshold", threshold, lanes, torch.int32),
     ):
         if tensor is not None:
             must_be(name, tensor, shape, dtype, input.device)
-    is_scaled = threshold is None and scale is not None and bias is not None
+    is_scaled = scale is not None and bias is not None
     dtype = torch.float32 if is_scaled else torch.int32
     output = torch.empty(sizes.output, dtype=dtype, device=input.device, memory_format=torch.channels_last)
     rows, fan_out = output.numel() // channels[1], channels[1] // window.groups
@@ -78,10 +75,7 @@ def binary_conv2d(
             COLUMNS=tile,
             HALVES=2 if columns == window.groups else 4,
         )
-    if threshold is None:
-        return output
-    bound = threshold[:, :fan_out].reshape(-1, 1, 1)
-    return torch.ops.qconv.pack_signs(torch.where(output < bound, -1.0, 1.0))
+    return output
 
 
 def pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor] | None:
