@@ -43,6 +43,11 @@ SHAPES = [
 ]
 
 
+def scaled_of(asked: tuple[Tensor | None, ...]) -> Any:
+    """What the kernels take for a scale and a bias."""
+    return asked if len(asked) == 2 and asked[0] is not None else None
+
+
 class Case:
     """Operands of a binary convolution, and its sums by torch's float64 convolution."""
 
@@ -84,10 +89,11 @@ def test_binary_convolution(shape: tuple[Any, ...]) -> None:
     case = Case(shape)
     for input in case.inputs():
         for asked, wanted in case.results():
-            assert torch.equal(operators.binary_conv2d(*case.operands(input), *asked), wanted)
+            scaled = scaled_of(asked)
+            assert torch.equal(operators.binary_conv2d(*case.operands(input), scaled=scaled), wanted)
             assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(input), *asked), wanted)
             for name in native.instruction_sets():
-                got = native.binary_conv2d(*case.operands(input), *asked, instruction_set=name)
+                got = native.binary_conv2d(*case.operands(input), scaled=scaled, instruction_set=name)
                 assert torch.equal(got, wanted) if got is not None else max(shape[3]) > 64, name
 
 
@@ -107,8 +113,8 @@ def test_binary_convolution_by_neon(shape: tuple[Any, ...], neon: list[str], mon
     case = Case(shape)
     for input in case.inputs():
         for asked, wanted in case.results():
-            scale, bias = (*asked, None, None)[:2]
-            tensors = input, case.weight, case.tap_sums, scale, bias, wanted
+            scaled = scaled_of(asked)
+            tensors = input, case.weight, case.tap_sums, *(scaled or (None, None)), wanted
             sizes = [0 if each is None else each.nbytes for each in tensors]
 
             def convolve(*call: int, sizes: list[int] = sizes) -> None:
@@ -121,7 +127,7 @@ def test_binary_convolution_by_neon(shape: tuple[Any, ...], neon: list[str], mon
 
             module = SimpleNamespace(convolve=convolve, instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"))
             monkeypatch.setattr(native, "kernels", lambda module=module: module)
-            got = native.binary_conv2d(*case.operands(input), *asked)
+            got = native.binary_conv2d(*case.operands(input), scaled=scaled)
             assert torch.equal(got, wanted) if got is not None else max(shape[3]) > 64
 
 
@@ -189,12 +195,11 @@ def test_integer_convolution(
     # Scales are powers of two and sums below 2^24, so that floats are exact.
     scale, bias = torch.full((8,), 2.0**-11), torch.full((8,), 2.0**-12)
     exact = sums.double() * 2.0**-11 + 2.0**-12
-    both: list[Any] = [
-        (operators.integer_conv2d, (codes, weight, window)),
-        (torch.ops.qconv.integer_conv2d, (codes, weight, *window)),
-    ]
-    for function, arguments in both:
-        assert torch.equal(function(*arguments, scale, bias).double(), exact)
+    for scaled in (
+        operators.integer_conv2d(codes, weight, window, (scale, bias)),
+        torch.ops.qconv.integer_conv2d(codes, weight, *window, scale, bias),
+    ):
+        assert torch.equal(scaled.double(), exact)
 
 
 def test_a_weight_that_changes_is_packed_again() -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .library import Scaled
 from .window import Window
 
 try:
@@ -120,8 +121,7 @@ def binary_conv2d(
     tap_sums: Tensor,
     channels: tuple[int, int],
     window: Window,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
+    scaled: Scaled = None,
     instruction_set: str | None = None,
 ) -> Tensor | None:
     """`qconv.kernels.operators.binary_conv2d` by the kernel; None if there is none, or it does not support the shape.
@@ -137,14 +137,15 @@ def binary_conv2d(
     last = is_float and not is_plain and input.is_contiguous(memory_format=torch.channels_last)
     if not is_plain and not last:
         input = input.contiguous()
-    is_scaled = scale is not None and bias is not None
     used = number_of(instruction_set)
-    plan = _plan(input.shape, weight.shape, window, channels, is_scaled, is_float, last, used)
-    dtype = torch.float32 if is_scaled else torch.int32
+    plan = _plan(input.shape, weight.shape, window, channels, scaled is not None, is_float, last, used)
+    dtype = torch.int32 if scaled is None else torch.float32
     output = torch.empty(plan.shape, dtype=dtype, device="cpu", memory_format=torch.channels_last)
     if not output.numel():
         return output
-    operands = [None if operand is None else operand.contiguous() for operand in (weight, tap_sums, scale, bias)]
+    operands = [
+        None if operand is None else operand.contiguous() for operand in (weight, tap_sums, *(scaled or (None, None)))
+    ]
     for operand, dtype, size in zip(operands, _DTYPES, plan.sizes, strict=True):
         if operand is not None and (operand.dtype != dtype or operand.numel() != size or not operand.is_cpu):
             raise ValueError(

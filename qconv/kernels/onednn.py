@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import bits as _registered  # noqa: F401
 from .exact_sums import are_floats_exact
+from .library import Scaled
 from .window import Window
 
 _WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE")
@@ -43,12 +44,7 @@ def has_fast_integers() -> bool:
 
 
 def integer_conv2d(
-    input: Tensor,
-    weight: Tensor,
-    window: Window,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    zero: int = 0,
+    input: Tensor, weight: Tensor, window: Window, scaled: Scaled = None, zero: int = 0
 ) -> Tensor | None:
     """`qconv.kernels.operators.integer_conv2d` with 32-bit sums, then float32; None if that would not be exact.
 
@@ -60,18 +56,16 @@ def integer_conv2d(
     shift_in = 128 if input.dtype == torch.int8 else 0  # the operator requires unsigned inputs
     if weight.dtype != torch.int8 or is_wrong(input.shape, weight.shape, window, zero + shift_in):
         return None
-    is_sums = scale is None or bias is None
-    if is_sums and not are_floats_exact(input, weight, zero):
+    if scaled is None and not are_floats_exact(input, weight, zero):
         return None
-    if scale is None or bias is None:
-        scale, bias = _ones(len(weight)), torch.zeros(len(weight), dtype=torch.float32, device="cpu")
+    scale, bias = scaled or (_ones(len(weight)), torch.zeros(len(weight), dtype=torch.float32, device="cpu"))
     input, sides = window.pad_but_zeros(input, zero, _can_pad(window, weight.shape[2:], zero + shift_in))
     if shift_in:
         zero += shift_in
         input = input.view(torch.uint8) ^ 128
     packed = _kept(weight, zero, window, sides, tuple(input.shape))
     output = _pointwise(input, zero, packed, window, sides, scale, bias)
-    return output.to(torch.int32) if is_sums else output
+    return output.to(torch.int32) if scaled is None else output
 
 
 def conv2d_codes(

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..bits import WORD
+from ..library import Scaled
 from ..native import BLOCK
 from ..sizes import Sizes, must_be
 from ..window import Window
@@ -22,13 +23,7 @@ _MOST = (1 << 31) - 512  # the last program's rows go up to 512 past the end
 
 
 def binary_conv2d(
-    input: Tensor,
-    weight: Tensor,
-    tap_sums: Tensor,
-    channels: tuple[int, int],
-    window: Window,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
+    input: Tensor, weight: Tensor, tap_sums: Tensor, channels: tuple[int, int], window: Window, scaled: Scaled = None
 ) -> Tensor | None:
     """`qconv.kernels.operators.binary_conv2d`; None for images of too many pixels.
 
@@ -45,6 +40,7 @@ def binary_conv2d(
         input = torch.ops.qconv.pack_signs(input, window.groups)
     batch, height, width, columns = input.shape
     sizes = Sizes(batch, channels, (height, width), (weight.shape[2], weight.shape[3]), window).checked()
+    scale, bias = scaled or (None, None)
     for name, tensor, shape, dtype in (
         ("input", input, sizes.bits, torch.int64),
         ("weight", weight, sizes.packed, torch.int64),
@@ -54,8 +50,7 @@ def binary_conv2d(
     ):
         if tensor is not None:
             must_be(name, tensor, shape, dtype, input.device)
-    is_scaled = scale is not None and bias is not None
-    dtype = torch.float32 if is_scaled else torch.int32
+    dtype = torch.int32 if scaled is None else torch.float32
     output = torch.empty(sizes.output, dtype=dtype, device=input.device, memory_format=torch.channels_last)
     rows, fan_out = output.numel() // channels[1], channels[1] // window.groups
     if max(rows, batch * height * width) >= _MOST:
@@ -66,11 +61,11 @@ def binary_conv2d(
         launch(
             *(_convolve, triton.cdiv(rows, _ROWS) * window.groups * triton.cdiv(fan_out, tile)),
             *(input.contiguous().view(torch.int32), weight.contiguous().view(torch.int32)),
-            *((scale.contiguous(), bias.contiguous()) if is_scaled else (output, output)),  # pyright: ignore
+            *((output, output) if scaled is None else (scaled[0].contiguous(), scaled[1].contiguous())),
             *(output, rows, channels[0] // window.groups, fan_out, window.groups, columns // window.groups),
             *(sizes.packed[1], height, width, *sizes.output[2:], *sizes.kernel_size),
             *(*window.stride, *window.dilation, top, left, window.padding_value),
-            SCALED=is_scaled,
+            SCALED=scaled is not None,
             ROWS=_ROWS,
             COLUMNS=tile,
             HALVES=2 if columns == window.groups else 4,
