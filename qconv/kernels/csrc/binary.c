@@ -176,18 +176,7 @@ INLINE void neon_stream(float *to, const Floats16 *value) { memcpy(to, value, si
 #include "binary_rows.h"
 #endif
 
-static void conv_rows(int64_t start, int64_t stop, void *given) {
-    Conv *conv = given;
-    switch (conv->isa) {
-#if defined(__x86_64__)
-    case AVX512: avx512_rows(conv, start, stop); break;
-    case AVX2: avx2_rows(conv, start, stop); break;
-#elif defined(__aarch64__)
-    case NEON: neon_rows(conv, start, stop); break;
-#endif
-    default: portable_rows(conv, start, stop);
-    }
-}
+DISPATCH(Conv, conv_rows, neon)
 
 /* Which taps of a kernel lie inside at each place of the output, as classes of equal bits; returns their number. */
 static int64_t classify(int64_t size, int64_t kernel, int64_t stride, int64_t dilation, int64_t before, int64_t places,

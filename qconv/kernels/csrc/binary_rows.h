@@ -161,7 +161,7 @@ static TARGET void NAME(pack)(const Conv *conv, int64_t image, int64_t first, in
 }
 
 /* Rows of the output, counted over all images. */
-static TARGET void NAME(rows)(Conv *conv, int64_t start, int64_t stop) {
+static TARGET void NAME(conv_rows)(Conv *conv, int64_t start, int64_t stop) {
     const int64_t pixel = conv->groups * conv->words, line = conv->padded_w * pixel;
     const int64_t weight_block = conv->kernel_h * conv->kernel_w * conv->words * BLOCK;
     const int is_padded = conv->padded_h != conv->height || conv->padded_w != conv->width;
