@@ -4,7 +4,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ APOT_RULES = (
 def bits(scheme: str, count: int) -> list[str]:
     """Return the overrides of a scheme with as many bits for weights as for inputs."""
     return [f"scheme={scheme}", f"scheme.weight_bits={count}", f"scheme.input_bits={count}"]
+
+
+def chosen(parser: ArgumentParser, what: str, names: Sequence[str], known: Mapping[str, Any]) -> list[str]:
+    """Return the names of a command line, or all known ones if there are none; an unknown one ends the program."""
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"{what} (={unknown[0]!r}) must be one of {', '.join(known)}")
+    return list(names or known)
 
 
 def call(words: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, ParamSpec
 
 import torch
 
-from .ground.checks import check_bits, check_flags, check_padding_value
+from .ground.checks import check_bits, check_choice, check_flags, check_padding_value
 from .quantizers.base import Quantizer
 from .quantizers.identity import Identity
 from .quantizers.mixed import Mixed
@@ -88,8 +88,7 @@ class Scheme:
     starts: Starts | None = None
 
     def __post_init__(self) -> None:
-        if self.backward_weight not in ("quantized", "float"):
-            raise ValueError(f"backward_weight (={self.backward_weight!r}) must be 'quantized' or 'float'")
+        check_choice("backward_weight", self.backward_weight, "quantized", "float")
         check_padding_value(self.padding_value)
         check_flags(scale_map=self.scale_map)
         # Streams draw a key on the CPU, which is discarded with the quantizers made here.

@@ -46,6 +46,7 @@ from qconv.quantizers import (
     LSQInput,
     LSQPlusInput,
     MinMaxInput,
+    Mixed,
     Quantizer,
     ReActNetInput,
     ReCUWeight,
@@ -803,9 +804,77 @@ OPTIM: list[Row] = [
 ]
 
 
+OF_LAYERS: list[Row] = [
+    (lambda: qconv.QConv2d(64, 128, 3, groups=3), ValueError, r"groups \(=3\) must divide in_channels \(=64\)"),
+    (lambda: qconv.QConv1d(6, 4, 3, groups=3), ValueError, r"groups \(=3\) must divide out_channels \(=4\)"),
+    (lambda: qconv.QConv3d(6, 4, 3, groups=0), ValueError, r"groups \(=0\) must be positive"),
+    (
+        lambda: qconv.QConvTranspose2d(5, 4, 3, groups=2),
+        ValueError,
+        r"groups \(=2\) must divide in_channels \(=5\)",
+    ),
+    (lambda: qconv.QConv2d(4, 4, 3, padding_value=2), ValueError, r"padding_value \(=2\) must be 0, \+1 or -1"),
+    (
+        lambda: qconv.QConv2d(4, 4, 3, padding_mode="reflect", padding_value=1, scheme=schemes.bnn()),
+        ValueError,
+        r"padding_value \(=1\) needs padding_mode='zeros', not 'reflect'",
+    ),
+    (lambda: qconv.QConvTranspose2d(4, 4, 3, padding_value=1), ValueError, r"padding_value \(=1\) must be 0"),
+    (
+        lambda: qconv.QConv2d(4, 4, 3, scheme="bnn"),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        r"scheme \(='bnn'\) must be a qconv.Scheme; qconv.schemes has adabin\(\), apot\(\)",
+    ),
+    (
+        lambda: Scheme("mine", backward_weight="full"),  # pyright: ignore[reportArgumentType]
+        ValueError,
+        r"backward_weight \(='full'\) must be 'quantized' or 'float'",
+    ),
+]
+OF_STAGES: list[Row] = [
+    (lambda: schemes.layerwise("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore
+    (lambda: schemes.layerwise(schemes.bnn(), inputs=(0.5, 0.4)), ValueError, r"inputs \(=\(0.5, 0.4\)\) must be"),
+    (lambda: schemes.layerwise(schemes.bnn(), weights=(0, math.nan)), ValueError, r"weights"),
+    (lambda: schemes.layerwise(schemes.bnn(), weights=(0.4, 1)), ValueError, "at least 0 and below 1"),
+    (lambda: schemes.layerwise(schemes.bnn(), weights=0.5), TypeError, "must be a pair"),  # pyright: ignore
+    (lambda: schemes.layerwise(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),
+    (lambda: schemes.two_stage(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise: its layers"),
+    (
+        lambda: schemes.staged([(0, schemes.bnn()), (0.5, schemes.layerwise(schemes.bnn()))]),
+        ValueError,
+        "must not be layerwise: its layers",
+    ),
+    (lambda: schemes.layerwise(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise: its layers"),
+    (
+        lambda: schemes.layerwise(schemes.bnn(), ramp=0.2),
+        ValueError,
+        r"ramp \(=0.2\) must be 0, or .* end before 1",
+    ),
+    (lambda: schemes.layerwise(schemes.bnn(), ramp=-0.1), ValueError, r"ramp \(=-0.1\) must be 0, or at least"),
+    (lambda: schemes.layerwise(schemes.bnn(), ramp=1e-20), ValueError, r"ramp \(=1e-20\) must be 0, or at least"),
+    (lambda: schemes.layerwise(schemes.bnn(), ramp=math.nan), ValueError, r"ramp \(=nan\) must be 0, or at least"),
+    (lambda: schemes.layerwise(schemes.bnn(), ramp="a"), TypeError, r"ramp \(='a'\)"),  # pyright: ignore
+    (lambda: Mixed(schemes.shift_ps().weight, True), ValueError, "replace the weight"),
+    (lambda: Mixed(schemes.lsq().weight, False), ValueError, "must be one for an input"),
+    (lambda: schemes.layerwise(schemes.bnn()).at_depth(1.5), ValueError, r"depth \(=1.5\) must be from 0"),
+    (lambda: schemes.two_stage(schemes.bnn(), 0), ValueError, r"start \(=0\) must be above 0 and at most 1"),
+    (lambda: schemes.two_stage(schemes.bnn(), math.nan), ValueError, r"start \(=nan\) must be above 0"),
+    (lambda: schemes.two_stage("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore
+    (lambda: schemes.two_stage(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),
+    (lambda: schemes.staged([]), ValueError, r"stages \(=\[\]\) must hold at least one pair"),
+    (lambda: schemes.staged([(0.1, schemes.bnn())]), ValueError, "stages must begin with one at 0"),
+    (lambda: schemes.staged([(0, "bnn")]), TypeError, r"pairs .*, not \(0, 'bnn'\)"),  # pyright: ignore
+    (
+        lambda: schemes.staged([(0, schemes.bnn()), (0.5, schemes.bnn(padding_value=1))]),
+        ValueError,
+        r"padding_value \(=0\) of bnn\(\) must equal that of bnn\(padding_value=1\) \(=1\) in stages",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
-    [*COMBINATIONS, *MISTAKES, *SUMMARIES, *TRAINING, *DATA, *OPTIM],
+    [*COMBINATIONS, *MISTAKES, *SUMMARIES, *TRAINING, *DATA, *OPTIM, *OF_LAYERS, *OF_STAGES],
     ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_mistakes_are_named(call: Callable[[], object], error: type[Exception], words: str) -> None:

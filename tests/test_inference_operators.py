@@ -43,6 +43,11 @@ SHAPES = [
 ]
 
 
+def scaled_of(asked: tuple[Tensor | None, ...]) -> Any:
+    """What the kernels take for a scale and a bias."""
+    return asked if len(asked) == 2 and asked[0] is not None else None
+
+
 class Case:
     """Operands of a binary convolution, and its sums by torch's float64 convolution."""
 
@@ -58,7 +63,6 @@ class Case:
         padded = F.pad(torch.where(self.input < 0, -1.0, 1.0).double(), padding, value=value)
         self.sums = F.conv2d(padded, signs.double(), None, stride, 0, dilation, groups).to(torch.int32)
         self.scale, self.bias = torch.rand(outputs), torch.randn(outputs)
-        self.threshold = torch.randint(-9, 9, self.tap_sums[:, 0, 0].shape, dtype=torch.int32)
 
     def inputs(self) -> Iterator[Tensor]:
         yield self.input
@@ -75,12 +79,9 @@ class Case:
 
     def results(self) -> Iterator[tuple[tuple[Tensor | None, ...], Tensor]]:
         """What is asked for, and what it is, from the sums."""
-        outputs = self.channels[1]
         for asked in ((), (self.scale,), (None, self.bias)):  # a scale or a bias alone is none
             yield asked, self.sums
         yield (self.scale, self.bias), self.sums.float() * self.scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
-        bound = self.threshold[:, : outputs // self.groups].reshape(-1, 1, 1)
-        yield (None, None, self.threshold), pack_signs((self.sums >= bound).float() - 0.5)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -88,12 +89,12 @@ def test_binary_convolution(shape: tuple[Any, ...]) -> None:
     case = Case(shape)
     for input in case.inputs():
         for asked, wanted in case.results():
-            assert torch.equal(operators.binary_conv2d(*case.operands(input), *asked), wanted)
+            scaled = scaled_of(asked)
+            assert torch.equal(operators.binary_conv2d(*case.operands(input), scaled=scaled), wanted)
             assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(input), *asked), wanted)
-            cut = len(asked) == 3 and case.groups > 1 and case.channels[1] // case.groups % 64
             for name in native.instruction_sets():
-                got = native.binary_conv2d(*case.operands(input), *asked, instruction_set=name)
-                assert torch.equal(got, wanted) if got is not None else cut or max(shape[3]) > 64, name
+                got = native.binary_conv2d(*case.operands(input), scaled=scaled, instruction_set=name)
+                assert torch.equal(got, wanted) if got is not None else max(shape[3]) > 64, name
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -112,13 +113,13 @@ def test_binary_convolution_by_neon(shape: tuple[Any, ...], neon: list[str], mon
     case = Case(shape)
     for input in case.inputs():
         for asked, wanted in case.results():
-            scale, bias, threshold = (*asked, None, None, None)[:3]
-            tensors = input, case.weight, case.tap_sums, scale, bias, threshold, wanted
+            scaled = scaled_of(asked)
+            tensors = input, case.weight, case.tap_sums, *(scaled or (None, None)), wanted
             sizes = [0 if each is None else each.nbytes for each in tensors]
 
             def convolve(*call: int, sizes: list[int] = sizes) -> None:
-                *operands, (output, size) = zip(call[:7], sizes, strict=True)
-                stream = struct.pack("33q", *sizes, *call[7:-1])
+                *operands, (output, size) = zip(call[:6], sizes, strict=True)
+                stream = struct.pack("31q", *sizes, *call[6:-1])
                 stream += b"".join(ctypes.string_at(*each) for each in operands if each[0])
                 done = subprocess.run(neon, input=stream, stdout=subprocess.PIPE, check=True)
                 assert len(done.stdout) == size
@@ -126,9 +127,8 @@ def test_binary_convolution_by_neon(shape: tuple[Any, ...], neon: list[str], mon
 
             module = SimpleNamespace(convolve=convolve, instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"))
             monkeypatch.setattr(native, "kernels", lambda module=module: module)
-            got = native.binary_conv2d(*case.operands(input), *asked)
-            cut = len(asked) == 3 and case.groups > 1 and case.channels[1] // case.groups % 64
-            assert torch.equal(got, wanted) if got is not None else cut or max(shape[3]) > 64
+            got = native.binary_conv2d(*case.operands(input), scaled=scaled)
+            assert torch.equal(got, wanted) if got is not None else max(shape[3]) > 64
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -192,19 +192,14 @@ def test_integer_convolution(
     sums = F.conv2d(padded.double(), weight.double(), None, stride, 0, 1, groups).long()
     window = Window(stride, padding, (1, 1), groups, value)  # pyright: ignore
     assert torch.equal(torch.ops.qconv.integer_conv2d(codes, weight, *window).long(), sums)
-    # Scales are powers of two and sums below 2^24, so that floats are exact and nothing lies between two codes.
+    # Scales are powers of two and sums below 2^24, so that floats are exact.
     scale, bias = torch.full((8,), 2.0**-11), torch.full((8,), 2.0**-12)
     exact = sums.double() * 2.0**-11 + 2.0**-12
-    both: list[Any] = [
-        (operators.integer_conv2d, (codes, weight, window)),
-        (torch.ops.qconv.integer_conv2d, (codes, weight, *window)),
-    ]
-    for function, arguments in both:
-        assert torch.equal(function(*arguments, scale, bias).double(), exact)
-        for ends in ((0, 15), (-8, 7)):
-            rounded = function(*arguments, scale, bias, *ends)
-            assert rounded.dtype == code_dtype(ends[0])
-            assert torch.equal(rounded.double(), exact.round().clamp(*ends))
+    for scaled in (
+        operators.integer_conv2d(codes, weight, window, (scale, bias)),
+        torch.ops.qconv.integer_conv2d(codes, weight, *window, scale, bias),
+    ):
+        assert torch.equal(scaled.double(), exact)
 
 
 def test_a_weight_that_changes_is_packed_again() -> None:
@@ -307,12 +302,10 @@ def test_torch_finds_the_operators_well_made() -> None:
     codes, weight = torch.randint(0, 15, (2, 4, 6, 6), dtype=torch.uint8), torch.ones(8, 4, 3, 3, dtype=torch.int8)
     geometry = (2, 2), (1, 1, 1, 1), (1, 1)
     scaled = torch.ones(8), torch.zeros(8)
-    for asked in ((), scaled, (*scaled, 0, 15), (*scaled, -8, 7)):
-        torch.library.opcheck(torch.ops.qconv.integer_conv2d.default, (codes, weight, *geometry, 1, 0, *asked))
     for asked in ((), scaled):
-        torch.library.opcheck(
-            torch.ops.qconv.integer_conv2d.default, (codes, weight, *geometry, 1, 0, *asked), {"zero": 3}
-        )
+        for zero in (0, 3):
+            operands = codes, weight, *geometry, 1, 0, *asked
+            torch.library.opcheck(torch.ops.qconv.integer_conv2d.default, operands, {"zero": zero})
     torch.library.opcheck(torch.ops.qconv.shift_conv2d.default, (codes.long(), [weight, weight], [0, 7], *geometry, 1))
 
 
@@ -360,12 +353,12 @@ def test_the_kernels_take_no_other_call() -> None:
     module = native.kernels()
     if module is None:
         pytest.skip("installed without a compiler")
-    with pytest.raises(TypeError, match=r"convolve\(\) takes 34 numbers, not 33"):
-        module.convolve(*[0] * 33)
+    with pytest.raises(TypeError, match=r"convolve\(\) takes 32 numbers, not 31"):
+        module.convolve(*[0] * 31)
     with pytest.raises(TypeError):
-        module.convolve(*[0] * 33, 1.5)
+        module.convolve(*[0] * 31, 1.5)
     with pytest.raises(OverflowError):
-        module.convolve(*[0] * 33, 2**64)
+        module.convolve(*[0] * 31, 2**64)
 
 
 def test_threads_that_share_a_weight_for_pictures_of_many_sizes() -> None:

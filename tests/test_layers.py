@@ -505,41 +505,6 @@ def test_func_grad() -> None:
 # --- bad input
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: qconv.QConv2d(64, 128, 3, groups=3), ValueError, r"groups \(=3\) must divide in_channels \(=64\)"),
-        (lambda: qconv.QConv1d(6, 4, 3, groups=3), ValueError, r"groups \(=3\) must divide out_channels \(=4\)"),
-        (lambda: qconv.QConv3d(6, 4, 3, groups=0), ValueError, r"groups \(=0\) must be positive"),
-        (
-            lambda: qconv.QConvTranspose2d(5, 4, 3, groups=2),
-            ValueError,
-            r"groups \(=2\) must divide in_channels \(=5\)",
-        ),
-        (lambda: qconv.QConv2d(4, 4, 3, padding_value=2), ValueError, r"padding_value \(=2\) must be 0, \+1 or -1"),
-        (
-            lambda: qconv.QConv2d(4, 4, 3, padding_mode="reflect", padding_value=1, scheme=schemes.bnn()),
-            ValueError,
-            r"padding_value \(=1\) needs padding_mode='zeros', not 'reflect'",
-        ),
-        (lambda: qconv.QConvTranspose2d(4, 4, 3, padding_value=1), ValueError, r"padding_value \(=1\) must be 0"),
-        (
-            lambda: qconv.QConv2d(4, 4, 3, scheme="bnn"),  # pyright: ignore[reportArgumentType]
-            TypeError,
-            r"scheme \(='bnn'\) must be a qconv.Scheme; qconv.schemes has adabin\(\), apot\(\)",
-        ),
-        (
-            lambda: Scheme("mine", backward_weight="full"),  # pyright: ignore[reportArgumentType]
-            ValueError,
-            r"backward_weight \(='full'\) must be 'quantized' or 'float'",
-        ),
-    ],
-)
-def test_wrong_arguments(make: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        make()
-
-
 def test_wrong_features() -> None:
     with pytest.raises(ValueError, match=r"its last dimension must be in_features \(=5\)"):
         qconv.QLinear(5, 4)(torch.ones(2, 6))

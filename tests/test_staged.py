@@ -1,7 +1,6 @@
 """Schemes that change in the course of training."""
 
 import copy
-import math
 import pickle
 from functools import partial
 from typing import Any, cast
@@ -261,53 +260,6 @@ def test_one_layer_has_no_depth() -> None:
     assert cast(Any, qconv.convert(alone, scheme, skip=()))[0].weight_quantizer.final_from == 0.4
     bnn = schemes.bnn()
     assert bnn.at_depth(0.5) is bnn
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: schemes.layerwise("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore
-        (lambda: schemes.layerwise(schemes.bnn(), inputs=(0.5, 0.4)), ValueError, r"inputs \(=\(0.5, 0.4\)\) must be"),
-        (lambda: schemes.layerwise(schemes.bnn(), weights=(0, math.nan)), ValueError, r"weights"),
-        (lambda: schemes.layerwise(schemes.bnn(), weights=(0.4, 1)), ValueError, "at least 0 and below 1"),
-        (lambda: schemes.layerwise(schemes.bnn(), weights=0.5), TypeError, "must be a pair"),  # pyright: ignore
-        (lambda: schemes.layerwise(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),
-        (lambda: schemes.two_stage(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise: its layers"),
-        (
-            lambda: schemes.staged([(0, schemes.bnn()), (0.5, schemes.layerwise(schemes.bnn()))]),
-            ValueError,
-            "must not be layerwise: its layers",
-        ),
-        (lambda: schemes.layerwise(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise: its layers"),
-        (
-            lambda: schemes.layerwise(schemes.bnn(), ramp=0.2),
-            ValueError,
-            r"ramp \(=0.2\) must be 0, or .* end before 1",
-        ),
-        (lambda: schemes.layerwise(schemes.bnn(), ramp=-0.1), ValueError, r"ramp \(=-0.1\) must be 0, or at least"),
-        (lambda: schemes.layerwise(schemes.bnn(), ramp=1e-20), ValueError, r"ramp \(=1e-20\) must be 0, or at least"),
-        (lambda: schemes.layerwise(schemes.bnn(), ramp=math.nan), ValueError, r"ramp \(=nan\) must be 0, or at least"),
-        (lambda: schemes.layerwise(schemes.bnn(), ramp="a"), TypeError, r"ramp \(='a'\)"),  # pyright: ignore
-        (lambda: Mixed(schemes.shift_ps().weight, True), ValueError, "replace the weight"),
-        (lambda: Mixed(schemes.lsq().weight, False), ValueError, "must be one for an input"),
-        (lambda: schemes.layerwise(schemes.bnn()).at_depth(1.5), ValueError, r"depth \(=1.5\) must be from 0"),
-        (lambda: schemes.two_stage(schemes.bnn(), 0), ValueError, r"start \(=0\) must be above 0 and at most 1"),
-        (lambda: schemes.two_stage(schemes.bnn(), math.nan), ValueError, r"start \(=nan\) must be above 0"),
-        (lambda: schemes.two_stage("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore
-        (lambda: schemes.two_stage(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),
-        (lambda: schemes.staged([]), ValueError, r"stages \(=\[\]\) must hold at least one pair"),
-        (lambda: schemes.staged([(0.1, schemes.bnn())]), ValueError, "stages must begin with one at 0"),
-        (lambda: schemes.staged([(0, "bnn")]), TypeError, r"pairs .*, not \(0, 'bnn'\)"),  # pyright: ignore
-        (
-            lambda: schemes.staged([(0, schemes.bnn()), (0.5, schemes.bnn(padding_value=1))]),
-            ValueError,
-            r"padding_value \(=0\) of bnn\(\) must equal that of bnn\(padding_value=1\) \(=1\) in stages",
-        ),
-    ],
-)
-def test_stages_that_make_none(make: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_the_scales_of_a_sine_go_on_as_those_of_its_sign() -> None:

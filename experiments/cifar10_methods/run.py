@@ -27,6 +27,7 @@ from trainings import (
     EWGS_RULES,
     ROOT,
     bits,
+    chosen,
     figures,
     train,
 )  # beside the folders of the experiments
@@ -193,11 +194,8 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="1 by default")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"{EPOCHS} by default")
     options = parser.parse_intermixed_args()
-    unknown = [method for method in options.methods if method not in METHODS]
-    if unknown:
-        parser.error(f"METHOD (={unknown[0]!r}) must be one of {', '.join(METHODS)}")
     for seed in options.seeds:
-        for method in options.methods or METHODS:
+        for method in chosen(parser, "METHOD", options.methods, METHODS):
             words = ["experiment=cifar10_methods", BFLOAT16, f"trainer.max_epochs={options.epochs}", f"seed={seed}"]
             train([*words, f"data.root='{options.data}'", *METHODS[method][1]], folder(method, options.epochs, seed))
             done = rows()

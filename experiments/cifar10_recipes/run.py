@@ -18,7 +18,7 @@ from qconv.ground.table import read_csv, write_csv
 from qconv.runs.run_files import BEST, EVALUATION, LAST, METRICS
 
 sys.path.append(str(Path(__file__).parent.parent))
-from trainings import BFLOAT16_IF_NATIVE, ROOT, call, figures, train  # beside the folders of the experiments
+from trainings import BFLOAT16_IF_NATIVE, ROOT, call, chosen, figures, train  # beside the folders of the experiments
 
 HERE = Path(__file__).parent
 RUNS = ROOT / "outputs/cifar10_recipes"
@@ -146,11 +146,8 @@ if __name__ == "__main__":
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"some of: {', '.join(RECIPES)}; all by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="1 by default")
     options = parser.parse_intermixed_args()
-    unknown = [name for name in options.recipes if name not in RECIPES]
-    if unknown:
-        parser.error(f"RECIPE (={unknown[0]!r}) must be one of {', '.join(RECIPES)}")
     for seed in options.seeds:
-        for name in options.recipes or RECIPES:
+        for name in chosen(parser, "RECIPE", options.recipes, RECIPES):
             run(name, seed, options.data)
             write_csv(rows(), RESULTS)
             draw()

@@ -16,7 +16,15 @@ from qconv.ground.table import read_csv, write_csv
 from qconv.runs.run_files import RESULT
 
 sys.path.append(str(Path(__file__).parent.parent))
-from trainings import BFLOAT16_IF_NATIVE, BINARY, ROOT, bits, figures, train  # beside the folders of the experiments
+from trainings import (  # beside the folders of the experiments
+    BFLOAT16_IF_NATIVE,
+    BINARY,
+    ROOT,
+    bits,
+    chosen,
+    figures,
+    train,
+)
 
 HERE = Path(__file__).parent
 RUNS = ROOT / "outputs/fast_binary"
@@ -113,10 +121,7 @@ if __name__ == "__main__":
         "variants", nargs="*", metavar="VARIANT", help=f"some of: {', '.join(VARIANTS)}; all by default"
     )
     options = parser.parse_args()
-    unknown = [name for name in options.variants if name not in VARIANTS]
-    if unknown:
-        parser.error(f"VARIANT (={unknown[0]!r}) must be one of {', '.join(VARIANTS)}")
-    for name in options.variants or VARIANTS:
+    for name in chosen(parser, "VARIANT", options.variants, VARIANTS):
         variant = VARIANTS[name]
         epochs = [] if variant.epochs is None else [f"trainer.max_epochs={variant.epochs}"]
         train([*variant.recipe, *variant.words, *epochs, f"data.root='{options.data}'", "seed=1"], folder(name))

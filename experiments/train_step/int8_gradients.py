@@ -70,7 +70,7 @@ def variants(channels: int, size: int) -> dict[str, Callable[[], Tensor]]:
     places = (1, 1), (1, 1, 1, 1), (1, 1)
 
     def integers_of_input() -> Tensor:
-        sums = onednn.integer_conv2d(values.to(torch.int8), exchanged, WINDOW, of_channels, zeros)
+        sums = onednn.integer_conv2d(values.to(torch.int8), exchanged, WINDOW, (of_channels, zeros))
         assert sums is not None, "this machine has no fast integers"
         return sums
 

@@ -23,7 +23,7 @@ from qconv.zoo.predict import Predictor
 
 sys.path.append(str(Path(__file__).parent.parent))
 from cifar10_recipes import run as cifar10_recipes  # beside this folder
-from trainings import APOT_RULES, ROOT, bits, train
+from trainings import APOT_RULES, ROOT, bits, chosen, train
 
 RUNS = ROOT / "outputs/zoo"
 DIGITS = "scikit-learn's 1,797 digits of 8×8 pixels: 1,197 train, 240 validate, 360 test"
@@ -155,14 +155,12 @@ if __name__ == "__main__":
     parser.add_argument("--check", action="store_true", help="classify the test images by the stored files instead")
     options = parser.parse_intermixed_args()
     RUNS = options.runs.resolve()
-    unknown = [name for name in options.names if name not in RECIPES]
-    if unknown:
-        parser.error(f"NAME (={unknown[0]!r}) must be one of {', '.join(RECIPES)}")
+    names = chosen(parser, "NAME", options.names, RECIPES)
     if options.check:
         for name in options.names or [name for name in zoo.names() if RECIPES[name].data == CIFAR]:
             check(name, Path(options.data))
         sys.exit()
-    for name in options.names or RECIPES:
+    for name in names:
         recipe = RECIPES[name]
         if recipe.published is None:
             place = [f"data.root='{options.data}'"] if recipe.data == CIFAR else []

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..convert import convert
-from ..ground.checks import check_at_least_one, check_module, check_whole
+from ..ground.checks import check_at_least_one, check_choice, check_module, check_whole
 from ..ground.extras import needed
 from ..ground.processes import check_alone
 from ..ground.table import Column, lines, write_csv
@@ -280,8 +280,7 @@ def _check(
     for name, value in {"max_bytes": max_bytes, "max_bops": max_bops}.items():
         if value is not None:
             check_whole(name, value)
-    if measure not in ("hessian", "measured"):
-        raise ValueError(f"measure (={measure!r}) must be 'hessian' or 'measured'")
+    check_choice("measure", measure, "hessian", "measured")
     if any(isinstance(module, QuantizedLayer) and not module.is_float for module in model.modules()):
         raise ValueError(f"model ({type(model).__name__}) is already converted: pass the float model")
 

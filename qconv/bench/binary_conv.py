@@ -28,7 +28,7 @@ class Result(Row):
         float_us: torch's float32 convolution of contiguous operands.
         channels_last_us: the same in channels_last memory format.
         binary_us: qconv: signs of a float input packed, convolved, scaled, written as floats.
-        bits_us: qconv from bits to bits, as between the layers of a frozen model.
+        bits_us: the same from signs that are packed already, as in a lean layer.
         ratio: the median over the rounds of the time of the faster float side divided by ours.
         low: its lower quartile.
         high: its upper quartile.
@@ -84,11 +84,10 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
     last_input, last_signs = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (input, signs))
     weight, tap_sums = pack_weight(signs.to(torch.int8))
     bits = torch.ops.qconv.pack_signs(input)
-    threshold = torch.zeros_like(tap_sums[:, 0, 0])
     geometry = channels, channels, (1, 1), (1, 1, 1, 1), (1, 1), 0
 
-    def binary() -> Tensor:
-        return torch.ops.qconv.binary_conv2d(last_input, weight, tap_sums, *geometry, scale, bias)
+    def binary(signs: Tensor = last_input) -> Tensor:
+        return torch.ops.qconv.binary_conv2d(signs, weight, tap_sums, *geometry, scale, bias)
 
     sums = F.conv2d(torch.where(input < 0, -1.0, 1.0), signs, padding=1)
     if not torch.equal(binary(), sums * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)):
@@ -97,7 +96,7 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
         lambda: F.conv2d(input, signs, padding=1),
         lambda: F.conv2d(last_input, last_signs, padding=1),
         binary,
-        lambda: torch.ops.qconv.binary_conv2d(bits, weight, tap_sums, *geometry, None, None, threshold),
+        lambda: binary(bits),
     ]
     loops = [max(1, round(_LEAST / _time(side, 3))) for side in sides]
     times = [[_time(side, count) for side, count in zip(sides, loops, strict=True)] for _ in range(rounds)]

@@ -17,6 +17,8 @@ from ..data.large import LargePicturesDataModule
 from ..ground.table import Column
 from .rows import Row, quartiles
 
+_LARGE = 200  # images a round
+
 
 @dataclass(frozen=True)
 class Result(Row):
@@ -83,25 +85,16 @@ def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, ca
     return _measure("small", batch_size, count, rounds, lambda: ours, lambda: theirs)
 
 
-def measure_large(root: str, batch_size: int, rounds: int, count: int = 200) -> Result:
+def measure_large(root: str, batch_size: int, rounds: int) -> Result:
     """Decode, crop, resize, flip and normalize large images, with one worker process on both sides."""
     data = ImageNetDataModule(root, batch_size=batch_size, workers=1, val_size=0.05)
-    return _measure("large", batch_size, count, rounds, _loader(data), pil_folder(root, data, batch_size))
+    return _measure("large", batch_size, _LARGE, rounds, _loader(data), pil_folder(root, data, batch_size))
 
 
-def measure_prepared(
-    root: str,
-    prepared: str,
-    batch_size: int,
-    rounds: int,
-    *,
-    normalized: bool,
-    count: int = 200,
-    prepared_count: int = 2000,
-) -> Result:
+def measure_prepared(root: str, prepared: str, batch_size: int, rounds: int, *, normalized: bool) -> Result:
     """Crop, resize and flip prepared images with one thread; the other side as for large ones.
 
-    Our side reads ``prepared_count`` images a round, in several epochs if need be, since it is so much faster. Bytes
+    Our side reads ten times as many images a round, in several epochs if need be, since it is so much faster. Bytes
     are what goes to a GPU, which normalizes them itself; floats are normalized by this process, theirs by the worker.
     """
     data = PreparedDataModule(prepared, batch_size=batch_size, workers=1, val_size=0.05)
@@ -111,7 +104,7 @@ def measure_prepared(
         return chain.from_iterable(one() for _ in repeat(None))
 
     name = "prepared" if normalized else "prepared, bytes"
-    return _measure(name, batch_size, count, rounds, ours, theirs, prepared_count)
+    return _measure(name, batch_size, _LARGE, rounds, ours, theirs, 10 * _LARGE)
 
 
 def _loader(data: LargePicturesDataModule, normalized: bool = True) -> Callable[[], Iterable[Any]]:

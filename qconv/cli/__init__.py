@@ -29,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser("train", help="train a network; its options: qconv train --help")
     for command in (evaluate, compare, predict, report, summary, verify, export, data, bench, zoo):
-        command.add(commands)
+        name = command.__name__.rpartition(".")[2]
+        texts = {"help": command.HELP, "description": command.__doc__, "epilog": f"example: {command.EXAMPLE}"}
+        command.add_arguments(commands.add_parser(name, **texts))
     # argparse takes no positional after an option where there may be none before it: verify RUN --onnx FILE IMAGE
     options, more = parser.parse_known_args(words)
     if more and (not hasattr(options, "more") or any(word.startswith("-") for word in more)):

@@ -1,10 +1,10 @@
-"""``qconv bench``: benchmarks, each against a reference in the same run."""
+"""Measure speed, memory and size, each against torch in the same run."""
 
 import argparse
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .configs import scheme_defaults
 
@@ -23,27 +23,51 @@ class Defaults(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-def add(commands: Any) -> None:
-    """Add the command, its benchmarks, and their arguments."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure speed, memory and size against torch",
-        description="Measure speed, memory and size, each against torch in the same run.",
-    )
+HELP = "measure speed, memory and size against torch"
+EXAMPLE = "qconv bench model outputs/2026-01-31/12-00-00"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the benchmarks, and their arguments."""
     kinds = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
-    for add_kind in (_add_model, _add_train_step, _add_data, _add_binary_conv):
-        add_kind(kinds)
+    for name, text, example, add_to, run in (
+        (
+            "model",
+            "a network: float, as trained, frozen, and in ONNX Runtime",
+            "qconv bench model outputs/2026-01-31/12-00-00 --csv results.csv",
+            _add_model,
+            _model,
+        ),
+        (
+            "train-step",
+            "one training step of a quantized layer or network against its float twin",
+            "qconv bench train-step --scheme bnn --case 64@32 resnet18 --lean --peak --csv results.csv",
+            _add_train_step,
+            _train_step,
+        ),
+        (
+            "data",
+            "images a second against torchvision's data sets with PIL transforms",
+            "qconv bench data --small cifar10-tree --large imagenet",
+            _add_data,
+            _data,
+        ),
+        (
+            "binary-conv",
+            "binary 3×3 convolutions against torch's float ones",
+            "qconv bench binary-conv --case 64@32 512@4 --batch-size 1 64 --csv results.csv",
+            _add_binary_conv,
+            _binary_conv,
+        ),
+    ):
+        texts = {"help": text, "description": run.__doc__, "epilog": f"example: {example}"}
+        benchmark = kinds.add_parser(name, formatter_class=Defaults, **texts)
+        add_to(benchmark)
+        benchmark.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
+        benchmark.set_defaults(run=run)
 
 
-def _add_model(kinds: Any) -> None:
-    parser = kinds.add_parser(
-        "model",
-        help="a network: float, as trained, frozen, and in ONNX Runtime",
-        description="Compare a network in the forms in which it can be run: float, as trained, frozen (qconv.freeze), "
-        "and in ONNX Runtime: bytes, latency on this CPU, agreement with the trained network, and accuracy. The float "
-        "form of a run has the latent weights of its network.",
-        epilog="example: qconv bench model outputs/2026-01-31/12-00-00 --csv results.csv",
-    )
+def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -54,25 +78,13 @@ def _add_model(kinds: Any) -> None:
     parser.add_argument(
         "pictures", metavar="IMAGE", nargs="*", help="image files, for a packed model: to count agreement"
     )
-    parser.add_argument("--count", type=int, default=1000, help="test images of the run at most (default: 1000)")
-    parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[1, 64], help="batch sizes to time (default: 1 64)"
-    )
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of timing for each batch size (default: 2)")
-    parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
-    parser.set_defaults(run=_model, more="pictures")
+    parser.add_argument("--count", type=int, default=1000, help="test images of the run at most")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="batch sizes to time")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of timing for each batch size")
+    parser.set_defaults(more="pictures")
 
 
-def _add_train_step(kinds: Any) -> None:
-    parser = kinds.add_parser(
-        "train-step",
-        help="one training step of a quantized layer or network against its float twin",
-        description="Check a quantized layer or network for correctness, then time its training step against the float "
-        "twin's, in turn in one process. Prints medians and the median of the ratios within a round, and the MiB that "
-        "are saved for the backward.",
-        epilog="example: qconv bench train-step --scheme bnn --case 64@32 resnet18 --lean --peak --csv results.csv",
-        formatter_class=Defaults,
-    )
+def _add_train_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scheme",
         nargs="+",
@@ -100,44 +112,21 @@ def _add_train_step(kinds: Any) -> None:
     parser.add_argument(
         "--peak", action="store_true", help="also measure the peak memory of a step, in separate processes"
     )
-    parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
-    parser.set_defaults(run=_train_step)
 
 
-def _add_data(kinds: Any) -> None:
-    parser = kinds.add_parser(
-        "data",
-        help="images a second against torchvision's data sets with PIL transforms",
-        description="Time qconv's loaders and torchvision's, in turn in one process: small images that lie in "
-        "memory, and large ones that one worker process decodes, or only crops if they are prepared. Prints medians "
-        "and the median of the ratios within a round.",
-        epilog="example: qconv bench data --small cifar10-tree --large imagenet",
-        formatter_class=Defaults,
-    )
+def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--small", metavar="DIR", help="tree of small images, train/<class>/* and test/<class>/*")
     parser.add_argument("--large", metavar="DIR", help="tree of large images, train/<class>/* and val/<class>/*")
     parser.add_argument("--prepared", metavar="DIR", help="the images of --large, as written by qconv data prepare")
     parser.add_argument("--batch-size", type=int, default=64, help="images a batch")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds; each times both sides once")
-    parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
-    parser.set_defaults(run=_data)
 
 
-def _add_binary_conv(kinds: Any) -> None:
-    parser = kinds.add_parser(
-        "binary-conv",
-        help="binary 3×3 convolutions against torch's float ones",
-        description="Check binary convolutions against torch's, then time both in turn: a float input whose signs are "
-        "packed, convolved and scaled to floats, against float32 conv2d in the faster of its two memory formats.",
-        epilog="example: qconv bench binary-conv --case 64@32 512@4 --batch-size 1 64 --csv results.csv",
-        formatter_class=Defaults,
-    )
+def _add_binary_conv(parser: argparse.ArgumentParser) -> None:
     layers = ["64@32", "128@16", "256@8", "512@4", "64@56", "128@28", "256@14", "512@7"]
     parser.add_argument("--case", nargs="+", default=layers, help="CHANNELS@SIZE of the layers")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="batch sizes to time")
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds; each times all sides once")
-    parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
-    parser.set_defaults(run=_binary_conv)
 
 
 def _report(kind: "type[Row]", csv: str | None, results: "Iterable[Row]") -> int:
@@ -154,6 +143,11 @@ def _report(kind: "type[Row]", csv: str | None, results: "Iterable[Row]") -> int
 
 
 def _model(options: argparse.Namespace) -> int:
+    """Compare a network in the forms in which it can be run.
+
+    These are float, as trained, frozen (qconv.freeze), and in ONNX Runtime: bytes, latency on this CPU, agreement
+    with the trained network, and accuracy. The float form of a run has the latent weights of its network.
+    """
     from ..bench.forms import compare_models
     from ..ground.table import append_csv
     from .compared import comparison_of
@@ -172,6 +166,11 @@ def _model(options: argparse.Namespace) -> int:
 
 
 def _train_step(options: argparse.Namespace) -> int:
+    """Check a quantized layer or network for correctness, then time its training step.
+
+    The float twin's step is timed in turn, in one process. Prints medians and the median of the ratios within a
+    round, and the MiB that are saved for the backward.
+    """
     from .. import schemes
     from ..bench import train_step
 
@@ -197,6 +196,11 @@ def _train_step(options: argparse.Namespace) -> int:
 
 
 def _data(options: argparse.Namespace) -> int:
+    """Time qconv's loaders and torchvision's, in turn in one process.
+
+    The images are small images that lie in memory, and large ones that one worker process decodes, or only crops if
+    they are prepared. Prints medians and the median of the ratios within a round.
+    """
     from ..bench import data
 
     if not options.small and not options.large:
@@ -214,6 +218,11 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _binary_conv(options: argparse.Namespace) -> int:
+    """Check binary convolutions against torch's, then time both in turn.
+
+    They are a float input whose signs are packed, convolved and scaled to floats, against float32 conv2d in the
+    faster of its two memory formats.
+    """
     from ..bench import binary_conv
 
     results = (

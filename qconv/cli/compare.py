@@ -1,23 +1,19 @@
-"""``qconv compare``: runs side by side."""
+"""Compare the results of runs in a table.
+
+It shows what differs between them, accuracy as mean ± standard deviation over the seeds, bits, bytes, time, epochs.
+Runs that differ only by their seed are one row. Folders are searched for runs; unfinished and damaged ones are named.
+"""
 
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+
+HELP = "compare the results of runs in a table"
+EXAMPLE = "qconv compare multirun/2026-01-31/12-00-00 --plot accuracy.png"
 
 
-def add(commands: Any) -> None:
-    """Add the command and its arguments."""
-    parser = commands.add_parser(
-        "compare",
-        help="compare the results of runs in a table",
-        description="Compare the results of runs in a table: what differs between them, accuracy as mean ± standard "
-        "deviation over the seeds, bits, bytes, time, epochs. Runs that differ only by their seed are one row. Folders "
-        "are searched for runs; unfinished and damaged ones are named. In a CSV file of your own loop each row is a "
-        "run: its scheme, seed and test_accuracy (a share), where they are known val_accuracy_best, epochs, seconds "
-        "and packed_bytes, and any other column is a setting.",
-        epilog="example: qconv compare multirun/2026-01-31/12-00-00 --plot accuracy.png",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "places", metavar="RUN", nargs="+", type=Path, help="folder of a run, of a sweep, or of runs; or a CSV file"
     )

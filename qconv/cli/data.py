@@ -1,18 +1,16 @@
-"""``qconv data``: preparing images for training."""
+"""Make images ready for training: decode and resize them once, read them often."""
 
 import argparse
 import shlex
 from pathlib import Path
 from typing import Any
 
+HELP = "prepare large images for fast training"
+EXAMPLE = "qconv data prepare imagenet imagenet-256"
 
-def add(commands: Any) -> None:
-    """Add the command, its subcommands and their arguments."""
-    parser = commands.add_parser(
-        "data",
-        help="prepare large images for fast training",
-        description="Make images ready for training: decode and resize them once, read them often.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands and their arguments."""
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_prepare(kinds)
 
@@ -21,9 +19,7 @@ def _add_prepare(kinds: Any) -> None:
     parser = kinds.add_parser(
         "prepare",
         help="decode and resize large images once",
-        description="Write the images of SOURCE into tar files in FOLDER, resized to a shorter side of --size "
-        "pixels if theirs is longer. data=prepared reads them several times as fast in training. After "
-        "an interruption, the same command continues. The files have the format of WebDataset.",
+        description=_prepare.__doc__,
         epilog="example: qconv data prepare imagenet imagenet-256",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -53,7 +49,11 @@ def _add_prepare(kinds: Any) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    """Prepare the images; print the result and the command to train with it."""
+    """Write the images of SOURCE into tar files in FOLDER.
+
+    They are resized to a shorter side of --size pixels if theirs is longer. data=prepared reads them several times
+    as fast in training. After an interruption, the same command continues. The files have the format of WebDataset.
+    """
     from ..data.prepare import prepare_pictures
     from ..training.resume import override
 

@@ -1,22 +1,20 @@
-"""``qconv evaluate``: the results of a run's checkpoint, from the run's folder only."""
+"""Validate and test the best checkpoint of a run, as its config.yaml says.
+
+The results go to evaluation.json in its folder.
+"""
 
 import argparse
 import warnings
 from pathlib import Path
-from typing import Any
 
 from ..runs.run_files import BEST, CONFIG, EVALUATION, LAST
 
+HELP = "validate and test the best checkpoint of a run"
+EXAMPLE = "qconv evaluate outputs/2026-01-31/12-00-00 data.root=/elsewhere trainer=gpu"
 
-def add(commands: Any) -> None:
-    """Add the command and its arguments."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="validate and test the best checkpoint of a run",
-        description="Validate and test the best checkpoint of a run, as its config.yaml says, and write "
-        "evaluation.json into its folder.",
-        epilog="example: qconv evaluate outputs/2026-01-31/12-00-00 data.root=/elsewhere trainer=gpu",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("run_folder", metavar="RUN", help="folder of a run, which must be trusted")
     parser.add_argument(
         "words",

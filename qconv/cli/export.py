@@ -1,9 +1,13 @@
-"""``qconv export``: writing a trained model to a file for use elsewhere."""
+"""Write a trained model to a file.
+
+--to packed packs the best checkpoint of a run. The others (program for qconv_run, which needs no Python) take the
+packed file, or the checkpoint if there is none; they need example images: the files that you name (then there must be a
+packed file), else training images of the run.
+"""
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from ..runs.run_files import PACKED
 from .source import Source, add_model
@@ -11,18 +15,12 @@ from .source import Source, add_model
 PICTURES = 256  # of a run, if none are named
 OTHERS = "program", "litert", "openvino", "qonnx"
 
+HELP = "write a trained model as a packed file, or for another runtime"
+EXAMPLE = "qconv export outputs/2026-01-31/12-00-00 --to onnx"
 
-def add(commands: Any) -> None:
-    """Add the command and its arguments."""
-    parser = commands.add_parser(
-        "export",
-        help="write a trained model as a packed file, or for another runtime",
-        description="Write a trained model to a file. --to packed packs the best checkpoint of a run. The others "
-        "(program for qconv_run, which needs no Python) take the packed file, or the checkpoint if there is none; "
-        "they need example images: the files that you name (then there must be a packed file), else training images "
-        "of the run.",
-        epilog="example: qconv export outputs/2026-01-31/12-00-00 --to onnx",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     add_model(parser, "; --to packed takes only a run")
     parser.add_argument(
         "pictures",

@@ -1,4 +1,7 @@
-"""``qconv predict``: classifying images."""
+"""Name the most probable classes of images.
+
+The network is that of a run, of a packed model, or one that comes with qconv.
+"""
 
 import argparse
 import json
@@ -11,16 +14,12 @@ from ..ground.table import write_csv
 from .image_files import picture_files
 from .source import add_model
 
+HELP = "classify image files"
+EXAMPLE = "qconv predict outputs/2026-01-31/12-00-00 cat.jpg *.png"
 
-def add(commands: Any) -> None:
-    """Add the command and its arguments."""
-    parser = commands.add_parser(
-        "predict",
-        help="classify image files",
-        description="Name the most probable classes of images, by the network of a run, of a packed model, or one "
-        "that comes with qconv.",
-        epilog="example: qconv predict outputs/2026-01-31/12-00-00 cat.jpg *.png",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     add_model(parser)
     parser.add_argument("pictures", metavar="IMAGE", nargs="+", help="image files, folders of them, or patterns")
     parser.add_argument("--top", type=int, default=3, help="how many classes of each image (default: 3)")

@@ -1,24 +1,22 @@
-"""``qconv report``: writing the HTML page of a run."""
+"""Write one HTML page about a run, which needs no network.
+
+It has layers, curves, confusion matrix, accuracy by class, the most confident mistakes as images, diagnostics, size and
+latency, and how to load the network. Every run writes it at its end; of an interrupted one it shows what there is.
+"""
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ..runs.run_files import PAGE
 
 SECONDS = 1.0  # to time each batch size
 
+HELP = "write the page of a run: what was trained, curves, mistakes, latency"
+EXAMPLE = "qconv report outputs/2026-01-31/12-00-00"
 
-def add(commands: Any) -> None:
-    """Add the command and its arguments."""
-    parser = commands.add_parser(
-        "report",
-        help="write the page of a run: what was trained, curves, mistakes, latency",
-        description="Write one HTML page about a run, which needs no network: layers, curves, confusion matrix, "
-        "accuracy by class, the most confident mistakes as images, diagnostics, size and latency, and how to load "
-        "the network. Every run writes it at its end; of an interrupted one it shows what there is.",
-        epilog="example: qconv report outputs/2026-01-31/12-00-00",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("folder", metavar="RUN", type=Path, help="folder of a run, which must be trusted")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the file to write (default: report.html in RUN)")
     parser.set_defaults(run=run)

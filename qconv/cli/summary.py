@@ -1,21 +1,17 @@
-"""``qconv summary``: the contents of a model."""
+"""Show the layers of a packed model: bits, parameters, multiply-accumulates, bytes."""
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from .source import add_model
 
+HELP = "show what a packed model consists of"
+EXAMPLE = "qconv summary outputs/2026-01-31/12-00-00"
 
-def add(commands: Any) -> None:
-    """Add the command and its arguments."""
-    parser = commands.add_parser(
-        "summary",
-        help="show what a packed model consists of",
-        description="Show the layers of a packed model: bits, parameters, multiply-accumulates, bytes.",
-        epilog="example: qconv summary outputs/2026-01-31/12-00-00",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     add_model(parser)
     parser.add_argument("--csv", metavar="FILE", help="also write the rows to a CSV file")
     parser.add_argument("--json", metavar="FILE", help="also write rows and totals to a JSON file")

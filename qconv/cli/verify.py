@@ -1,23 +1,21 @@
-"""``qconv verify``: comparing the shipped model with the trained one."""
+"""Freeze the packed model and compare it, layer by layer, with the trained network.
+
+This is for a run with its best checkpoint, for a packed file with the model in it. Codes and sums of integers must be
+equal; floats may differ only by rounding. The exit status is 1 if they do not agree.
+"""
 
 import argparse
-from typing import Any
 
 from .source import Source, add_model
 
 PICTURES = 64  # of a run, if none are named
 
+HELP = "check that what ships computes what was trained"
+EXAMPLE = "qconv verify outputs/2026-01-31/12-00-00"
 
-def add(commands: Any) -> None:
-    """Add the command and its arguments."""
-    parser = commands.add_parser(
-        "verify",
-        help="check that what ships computes what was trained",
-        description="Freeze the packed model and compare it, layer by layer, with the trained network: for a run with "
-        "its best checkpoint, for a packed file with the model in it. Codes and sums of integers must be equal; floats "
-        "may differ only by rounding. The exit status is 1 if they do not agree.",
-        epilog="example: qconv verify outputs/2026-01-31/12-00-00",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     add_model(parser)
     parser.add_argument(
         "pictures",

@@ -1,19 +1,17 @@
-"""``qconv zoo``: the trained networks that come with the package."""
+"""List the trained networks that come with qconv, or show the card of one.
+
+A card has its training data, its training, and its results. predict, summary, bench model, verify and export --to onnx
+accept its name in place of a run; verify and export need your own images after it.
+"""
 
 import argparse
-from typing import Any
+
+HELP = "list the trained networks that come with qconv"
+EXAMPLE = "qconv zoo smallcnn-bnn-digits"
 
 
-def add(commands: Any) -> None:
-    """Add the command and its arguments."""
-    parser = commands.add_parser(
-        "zoo",
-        help="list the trained networks that come with qconv",
-        description="List the trained networks that come with qconv, or show the card of one: its training data, "
-        "its training, and its results. predict, summary, bench model, verify and export --to onnx "
-        "accept its name in place of a run; verify and export need your own images after it.",
-        epilog="example: qconv zoo smallcnn-bnn-digits",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="show the card of this network")
     parser.set_defaults(run=run)
 

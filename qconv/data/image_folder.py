@@ -14,7 +14,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_only
 from rich.progress import Progress
 
-from ..ground.checks import check_pixel_range
+from ..ground.checks import check_choice, check_pixel_range
 from ..ground.files import DamagedFileError, atomic_file, load_tensors
 from ..ground.progress import terminal
 from ..images import DecodingError, ReadingError, read_picture
@@ -95,12 +95,10 @@ class ImageFolderDataModule(PicturesDataModule):
         super().__init__(**options)
         if channels not in (1, 3):
             raise ValueError(f"channels (={channels}) must be 1 or 3")
-        if broken not in ("fatal", "skip"):
-            raise ValueError(f"broken (={broken!r}) must be 'fatal' or 'skip'")
+        check_choice("broken", broken, "fatal", "skip")
         if not isinstance(test_size, float) or not 0 < test_size < 1:
             raise ValueError(f"test_size (={test_size!r}) must be a share, above 0 and below 1")
-        if split_by not in ("name", "number"):
-            raise ValueError(f"split_by (={split_by!r}) must be 'name' or 'number'")
+        check_choice("split_by", split_by, "name", "number")
         self.split_by, self.pixel_range = split_by, check_pixel_range(pixel_range)
         self.root, self.in_channels, self.broken = Path(root).expanduser(), channels, broken
         self.tree = scan(self.root, test_size, self.split_seed, split_by)

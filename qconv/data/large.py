@@ -8,6 +8,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..ground.checks import check_choice
 from ..ground.progress import terminal
 from ..images import Normalize, Passing, PixelRange, centre_crop, resize_bytes
 from .image_folder import Broken, BrokenPictureError, cores
@@ -67,8 +68,7 @@ class LargePicturesDataModule(LightningDataModule):
             raise ValueError(f"resize (={resize}) must be at least image_size (={image_size})")
         if workers is not None and workers < 0:
             raise ValueError(f"workers (={workers}) must be at least 0")
-        if broken not in ("fatal", "skip"):
-            raise ValueError(f"broken (={broken!r}) must be 'fatal' or 'skip'")
+        check_choice("broken", broken, "fatal", "skip")
         self.image_size, self.resize = (image_size, image_size), resize
         self.workers = cores() if workers is None else min(workers, cores())
         self.broken, self.seed, self.batch_size = broken, seed, batch_size

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..ground.checks import check_pixel_range
+from ..ground.checks import check_choice, check_pixel_range
 from ..ground.files import atomic_file
 from ..ground.progress import shown, terminal
 from ..images import DecodingError, PixelRange, ReadingError, decode, opened
@@ -71,8 +71,7 @@ def prepare_pictures(
         raise ValueError(f"form (={form!r}) must be 'raw' or 'jpeg'")
     if not 1 <= quality <= 100:
         raise ValueError(f"quality (={quality}) must be from 1 to 100")
-    if broken not in ("fatal", "skip"):
-        raise ValueError(f"broken (={broken!r}) must be 'fatal' or 'skip'")
+    check_choice("broken", broken, "fatal", "skip")
     source, folder = Path(source).expanduser(), Path(folder).expanduser()
     tree = scan(source, called="source")
     for line in tree.told:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ground.checks import check_pixel_range
+from ..ground.checks import check_choice, check_pixel_range
 from ..images import DecodingError, decode, problem
 from .large import Batch, Crop, LargePicturesDataModule
 from .loader import EpochLoader, EpochOrder, ahead, epoch_order, split_of
@@ -54,8 +54,7 @@ class PreparedDataModule(LargePicturesDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if decode not in ("cpu", "device"):
-            raise ValueError(f"decode (={decode!r}) must be 'cpu' or 'device'")
+        check_choice("decode", decode, "cpu", "device")
         self.root = Path(root).expanduser()
         self.prepared: Prepared = read_index(self.root)
         size = self.prepared.settings["size"]

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernel import Gradients, Ints, gradients, of_input, of_transposed_input, of_transposed_weight, of_weight
+from .kernel import Gradients, of_all, of_input, of_transposed_input, of_transposed_weight, of_weight
 
 
 def aten_gradients(grad_output: Tensor, *arguments: Any) -> Gradients:
@@ -50,53 +50,37 @@ def aten_gradients(grad_output: Tensor, *arguments: Any) -> Gradients:
     return grad_input, None, grad_bias
 
 
-def conv_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-    *,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    output_mask: tuple[bool, bool, bool] = (True, True, True),
-) -> Gradients:
-    """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, in at most one aten call.
+_DOC = """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, in at most one aten call.
 
-    See the head of this module for the formulas. Memory formats are aten's: a channels_last input gets
-    a channels_last gradient.
+See the head of this module for the formulas. Memory formats are aten's: a channels_last input gets
+a channels_last gradient.
 
-    Args:
-        grad_output: gradient of the output, `(N, C_out, *spatial)`, or `(C_out, *spatial)` as the input.
-        input: `(N, C_in, *spatial)` or `(C_in, *spatial)`, float16, bfloat16, float32 or float64. N may be 0.
-        weight: `(C_out, C_in / groups, *kernel)`, transposed: `(C_in, C_out / groups, *kernel)`, of input's dtype.
-        stride: an int, or one int per spatial dimension.
-        padding: as stride; or "valid" (0), or, at stride 1, "same" (keeps the size; an odd total has one more at the
-            right).
-        dilation: as stride.
-        groups: the number of blocks of channels.
-        transposed: whether the forward was a transposed convolution.
-        output_padding: as stride; of a transposed convolution only.
-        output_mask: which of the three to compute; the others are None.
+Args:
+    grad_output: gradient of the output, `(N, C_out, *spatial)`, or `(C_out, *spatial)` as the input.
+    input: `(N, C_in, *spatial)` or `(C_in, *spatial)`, float16, bfloat16, float32 or float64. N may be 0.
+    weight: `(C_out, C_in / groups, *kernel)`, transposed: `(C_in, C_out / groups, *kernel)`, of input's dtype.
+    stride: an int, or one int per spatial dimension.
+    padding: as stride; or "valid" (0), or, at stride 1, "same" (keeps the size; an odd total has one more at the
+        right).
+    dilation: as stride.
+    groups: the number of blocks of channels.
+    transposed: whether the forward was a transposed convolution.
+    output_padding: as stride; of a transposed convolution only.
+    output_mask: which of the three to compute; the others are None.
 
-    Returns:
-        `grad_input`, `grad_weight` and `grad_bias`, of the sizes of input, weight and `(C_out,)`.
+Returns:
+    `grad_input`, `grad_weight` and `grad_bias`, of the sizes of input, weight and `(C_out,)`.
 
-    Raises:
-        TypeError: if the dtypes differ or are not floating point.
-        ValueError: if an argument is out of its range, the sizes do not fit each other, or the devices differ.
+Raises:
+    TypeError: if the dtypes differ or are not floating point.
+    ValueError: if an argument is out of its range, the sizes do not fit each other, or the devices differ.
 
-    >>> input, weight = torch.randn(2, 4, 9, 9), torch.randn(6, 2, 3, 3)
-    >>> grads = conv_backward(torch.ones(2, 6, 5, 5), input, weight, stride=2, padding=1, groups=2)
-    >>> [tuple(grad.shape) for grad in grads]
-    [(2, 4, 9, 9), (6, 2, 3, 3), (6,)]
-    """
-    geometry = (stride, padding, dilation, groups, transposed, output_padding)
-    return gradients(aten_gradients, grad_output, input, weight, *geometry, output_mask)
-
-
+>>> input, weight = torch.randn(2, 4, 9, 9), torch.randn(6, 2, 3, 3)
+>>> grads = conv_backward(torch.ones(2, 6, 5, 5), input, weight, stride=2, padding=1, groups=2)
+>>> [tuple(grad.shape) for grad in grads]
+[(2, 4, 9, 9), (6, 2, 3, 3), (6,)]
+"""
+conv_backward = of_all(aten_gradients, __name__, _DOC)
 conv1d_input, conv2d_input, conv3d_input = (of_input(aten_gradients, n, __name__) for n in (1, 2, 3))
 conv1d_weight, conv2d_weight, conv3d_weight = (of_weight(aten_gradients, n, __name__) for n in (1, 2, 3))
 conv_transpose1d_input, conv_transpose2d_input, conv_transpose3d_input = (

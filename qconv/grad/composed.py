@@ -19,8 +19,8 @@ from torch import Tensor
 
 from .kernel import (
     Gradients,
-    Ints,
-    gradients,
+    gradients as gradients,
+    of_all,
     of_input,
     of_transposed_input,
     of_transposed_weight,
@@ -108,37 +108,21 @@ def _composed(
     return grad_input, grad_weight, grad_bias
 
 
-def conv_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-    *,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    output_mask: tuple[bool, bool, bool] = (True, True, True),
-) -> Gradients:
-    """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, from forward convolutions.
+_DOC = """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, from forward convolutions.
 
-    Arguments, result and errors are as in `qconv.grad.conv_backward`, except that integer tensors are allowed on the
-    CPU (results are exact modulo 2^bits of their dtype) and that the result can be differentiated any number of times.
+Arguments, result and errors are as in `qconv.grad.conv_backward`, except that integer tensors are allowed on the
+CPU (results are exact modulo 2^bits of their dtype) and that the result can be differentiated any number of times.
 
-    Raises:
-        TypeError: if the dtypes differ, or are complex or bool.
-        ValueError: if an argument is out of its range, the sizes do not fit each other, the devices differ, or integer
-            tensors are not on the CPU.
+Raises:
+    TypeError: if the dtypes differ, or are complex or bool.
+    ValueError: if an argument is out of its range, the sizes do not fit each other, the devices differ, or integer
+        tensors are not on the CPU.
 
-    >>> input, weight = torch.tensor([[[1, 2, 4]]]), torch.tensor([[[1, 3]]])
-    >>> conv_backward(torch.tensor([[[1, 10]]]), input, weight)
-    (tensor([[[ 1, 13, 30]]]), tensor([[[21, 42]]]), tensor([11]))
-    """
-    geometry = (stride, padding, dilation, groups, transposed, output_padding)
-    return gradients(_composed, grad_output, input, weight, *geometry, output_mask)
-
-
+>>> input, weight = torch.tensor([[[1, 2, 4]]]), torch.tensor([[[1, 3]]])
+>>> conv_backward(torch.tensor([[[1, 10]]]), input, weight)
+(tensor([[[ 1, 13, 30]]]), tensor([[[21, 42]]]), tensor([11]))
+"""
+conv_backward = of_all(_composed, __name__, _DOC)
 conv1d_input, conv2d_input, conv3d_input = (of_input(_composed, n, __name__) for n in (1, 2, 3))
 conv1d_weight, conv2d_weight, conv3d_weight = (of_weight(_composed, n, __name__) for n in (1, 2, 3))
 conv_transpose1d_input, conv_transpose2d_input, conv_transpose3d_input = (

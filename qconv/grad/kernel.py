@@ -1,14 +1,14 @@
 """The gradients of convolution over any `Kernel`; `aten` and `composed` use these functions with their own kernel."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..ground.checks import check_ints
 
-Named = TypeVar("Named", bound=Callable[..., Tensor])
+Named = TypeVar("Named", bound=Callable[..., Any])
 Ints = int | Sequence[int]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Kernel = Callable[..., Gradients]
@@ -209,6 +209,28 @@ grad_output `(N, C_out, *spatial_out)`, result weight_size; N may be absent.""",
 }
 
 
+def of_all(kernel: Kernel, module: str, doc: str):
+    """``conv_backward`` of a module, over its kernel."""
+
+    def conv_backward(
+        grad_output: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        *,
+        transposed: bool = False,
+        output_padding: Ints = 0,
+        output_mask: tuple[bool, bool, bool] = (True, True, True),
+    ) -> Gradients:
+        geometry = stride, padding, dilation, groups, transposed, output_padding
+        return gradients(kernel, grad_output, input, weight, *geometry, output_mask)
+
+    return _placed(conv_backward, "conv_backward", module, doc)
+
+
 def of_input(kernel: Kernel, n: int, module: str):
     """``conv{n}d_input`` of a module, over its kernel."""
 
@@ -282,10 +304,14 @@ def of_transposed_weight(kernel: Kernel, n: int, module: str):
 
 
 def _named(function: Named, name: str, n: int, module: str) -> Named:
-    """Give a generated function name, place and docstring like a written one, so that it can be pickled."""
     operation, _, operand = name.rpartition("_")
-    function.__name__ = function.__qualname__ = f"{operation}{n}d_{operand}"
     kind = "transposed convolution" if "transpose" in name else "convolution"
-    function.__module__ = module
-    function.__doc__ = f"Gradient of a {n}d {kind} with respect to its {operand}.\n{_FORMULAS[name]}{_RAISES}"
+    doc = f"Gradient of a {n}d {kind} with respect to its {operand}.\n{_FORMULAS[name]}{_RAISES}"
+    return _placed(function, f"{operation}{n}d_{operand}", module, doc)
+
+
+def _placed(function: Named, name: str, module: str, doc: str) -> Named:
+    """Give a generated function name, place and docstring like a written one, so that it can be pickled."""
+    function.__name__ = function.__qualname__ = name
+    function.__module__, function.__doc__ = module, doc
     return function

@@ -63,6 +63,12 @@ def check_flags(**values: bool) -> None:
             raise TypeError(f"{name} (={value!r}) must be True or False")
 
 
+def check_choice(name: str, value: object, *choices: str) -> None:
+    """Raise a ValueError with ``name`` unless ``value`` is one of the words."""
+    if value not in choices:
+        raise ValueError(f"{name} (={value!r}) must be {' or '.join(map(repr, choices))}")
+
+
 def check_at_least_one(**values: int) -> None:
     """Raise a ValueError that names the first value that is not a whole number from 1 on."""
     for name, value in values.items():

@@ -33,11 +33,9 @@ def _flops_of_weight(grad_output: Any, input: Any, in_channels: int, kernel_size
 
 @register_flop_formula(torch.ops.qconv.binary_conv2d)
 def _flops_of_signs(
-    input: Any, weight: Any, tap_sums: Any, in_channels: int, out_channels: int, *rest: Any, out_shape: Any, **_: Any
+    input: Any, weight: Any, tap_sums: Any, in_channels: int, *_: Any, out_shape: Any, **__: Any
 ) -> int:
-    is_bits = len(rest) > 6 and rest[6] is not None
-    batch, *size = out_shape[:3] if is_bits else (out_shape[0], *out_shape[2:])
-    return _flops((batch, out_channels, *size), in_channels // weight[0], weight[2:4]) // WORD
+    return _flops(out_shape, in_channels // weight[0], weight[2:4]) // WORD
 
 
 @register_flop_formula(torch.ops.qconv.integer_conv2d)

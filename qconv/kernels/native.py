@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .library import Scaled
 from .window import Window
 
 try:
@@ -30,8 +31,7 @@ except ImportError:
 
 BLOCK = 8
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
-_DTYPES = torch.int64, torch.int32, torch.float32, torch.float32, torch.int32  # weight, sums, scale, bias, threshold
-_TO_INT32, _TO_FLOAT, _TO_BITS = range(3)
+_DTYPES = torch.int64, torch.int32, torch.float32, torch.float32  # weight, sums, scale, bias
 _SERIAL = 1 << 20  # multiplications below which a second thread costs more than it gains
 
 
@@ -81,7 +81,7 @@ def _plan(
     kernel: tuple[int, ...],
     window: Window,
     channels: tuple[int, int],
-    mode: int,
+    is_scaled: bool,
     is_float: bool,
     channels_last: bool,
     instruction_set: int,
@@ -100,17 +100,16 @@ def _plan(
     batch, height, width = (input[0], *input[2:]) if is_float else input[:3]
     out_h, out_w = window.output_size((height, width), (kernel_h, kernel_w))
     in_channels, out_channels = channels
-    out_words = -(-out_channels // 64)
     left, right, top, bottom = window.padding
-    shape = (batch, out_h, out_w, out_words) if mode == _TO_BITS else (batch, out_channels, out_h, out_w)
+    shape = batch, out_channels, out_h, out_w
     work = batch * out_h * out_w * out_channels * (in_channels // groups) * kernel_h * kernel_w
     lanes = groups * blocks * BLOCK
-    sizes = lanes * kernel_h * kernel_w * words, lanes * kernel_h * kernel_w, out_channels, out_channels, lanes
+    sizes = lanes * kernel_h * kernel_w * words, lanes * kernel_h * kernel_w, out_channels, out_channels
     numbers = (
         *(batch, height, width, groups, words, in_channels // groups, blocks, out_channels // groups),
         *(kernel_h, kernel_w, *window.stride, *window.dilation),
-        *(top, left, height + top + bottom, width + left + right, out_h, out_w, out_words),
-        *(window.padding_value, mode, int(is_float), int(channels_last), instruction_set),
+        *(top, left, height + top + bottom, width + left + right, out_h, out_w),
+        *(window.padding_value, int(is_scaled), int(is_float), int(channels_last), instruction_set),
         batch * out_h if work <= _SERIAL else 1,  # rows that a thread takes at least
     )
     return _Plan(numbers, shape, sizes)
@@ -122,9 +121,7 @@ def binary_conv2d(
     tap_sums: Tensor,
     channels: tuple[int, int],
     window: Window,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    threshold: Tensor | None = None,
+    scaled: Scaled = None,
     instruction_set: str | None = None,
 ) -> Tensor | None:
     """`qconv.kernels.operators.binary_conv2d` by the kernel; None if there is none, or it does not support the shape.
@@ -132,29 +129,22 @@ def binary_conv2d(
     ``instruction_set`` is one of `instruction_sets`, the best one when None.
     """
     module = kernels()
-    groups, _, height, width, _, _ = weight.shape
-    # The bits of a group must end at a word, and a mask of 64 bits holds the taps of a line.
-    split = threshold is not None and groups > 1 and channels[1] // groups % 64
-    if module is None or split or max(height, width) > 64 or input.dtype not in (torch.float32, torch.int64):
+    # A mask of 64 bits holds the taps of a line.
+    if module is None or max(weight.shape[2:4]) > 64 or input.dtype not in (torch.float32, torch.int64):
         return None
     is_float = input.is_floating_point()
     is_plain = input.is_contiguous()
     last = is_float and not is_plain and input.is_contiguous(memory_format=torch.channels_last)
     if not is_plain and not last:
         input = input.contiguous()
-    to_float = scale is not None and bias is not None
-    mode = _TO_BITS if threshold is not None else _TO_FLOAT if to_float else _TO_INT32
     used = number_of(instruction_set)
-    plan = _plan(input.shape, weight.shape, window, channels, mode, is_float, last, used)
-    if mode == _TO_BITS:
-        output = torch.zeros(plan.shape, dtype=torch.int64, device="cpu")
-    else:
-        dtype = torch.float32 if mode == _TO_FLOAT else torch.int32
-        output = torch.empty(plan.shape, dtype=dtype, device="cpu", memory_format=torch.channels_last)
+    plan = _plan(input.shape, weight.shape, window, channels, scaled is not None, is_float, last, used)
+    dtype = torch.int32 if scaled is None else torch.float32
+    output = torch.empty(plan.shape, dtype=dtype, device="cpu", memory_format=torch.channels_last)
     if not output.numel():
         return output
     operands = [
-        None if operand is None else operand.contiguous() for operand in (weight, tap_sums, scale, bias, threshold)
+        None if operand is None else operand.contiguous() for operand in (weight, tap_sums, *(scaled or (None, None)))
     ]
     for operand, dtype, size in zip(operands, _DTYPES, plan.sizes, strict=True):
         if operand is not None and (operand.dtype != dtype or operand.numel() != size or not operand.is_cpu):

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import bits as _registered  # noqa: F401
 from .exact_sums import are_floats_exact
+from .library import Scaled
 from .window import Window
 
 _WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE")
@@ -43,14 +44,7 @@ def has_fast_integers() -> bool:
 
 
 def integer_conv2d(
-    input: Tensor,
-    weight: Tensor,
-    window: Window,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    low: int | None = None,
-    high: int | None = None,
-    zero: int = 0,
+    input: Tensor, weight: Tensor, window: Window, scaled: Scaled = None, zero: int = 0
 ) -> Tensor | None:
     """`qconv.kernels.operators.integer_conv2d` with 32-bit sums, then float32; None if that would not be exact.
 
@@ -62,22 +56,16 @@ def integer_conv2d(
     shift_in = 128 if input.dtype == torch.int8 else 0  # the operator requires unsigned inputs
     if weight.dtype != torch.int8 or is_wrong(input.shape, weight.shape, window, zero + shift_in):
         return None
-    is_sums = scale is None or bias is None
-    if is_sums and not are_floats_exact(input, weight, zero):
+    if scaled is None and not are_floats_exact(input, weight, zero):
         return None
-    if scale is None or bias is None:
-        scale, bias = _ones(len(weight)), torch.zeros(len(weight), dtype=torch.float32, device="cpu")
+    scale, bias = scaled or (_ones(len(weight)), torch.zeros(len(weight), dtype=torch.float32, device="cpu"))
     input, sides = window.pad_but_zeros(input, zero, _can_pad(window, weight.shape[2:], zero + shift_in))
     if shift_in:
         zero += shift_in
         input = input.view(torch.uint8) ^ 128
     packed = _kept(weight, zero, window, sides, tuple(input.shape))
-    shift = 128 if low is not None and low < 0 else 0  # outputs are unsigned, too
-    ends = [float(low), float(high)] if low is not None and high is not None else []
-    output = _pointwise(input, zero, packed, window, sides, scale, bias, torch.uint8 if ends else None, ends, shift)
-    if is_sums:
-        return output.to(torch.int32)
-    return (output ^ 128).view(torch.int8) if shift else output
+    output = _pointwise(input, zero, packed, window, sides, scale, bias)
+    return output.to(torch.int32) if scaled is None else output
 
 
 def conv2d_codes(
@@ -175,15 +163,13 @@ def _pointwise(
     scale: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype | None = None,
-    ends: Sequence[float] = (),
-    shift: int = 0,
 ) -> Tensor:
-    """``acc · scale_c + bias_c`` in float32 or `dtype`; as codes, rounded and clamped to `ends`, plus `shift`."""
+    """``acc · scale_c + bias_c`` in float32 or `dtype`."""
     return torch.ops.onednn.qconv_pointwise(
         *(_channels_last(codes), 1.0, zero),
         *(packed, scale, torch.zeros(len(scale), dtype=torch.long, device="cpu"), bias),
-        *(window.stride, sides, window.dilation, window.groups, 1.0, shift),
-        *(dtype or torch.float32, "hardtanh" if ends else "none", ends, ""),
+        *(window.stride, sides, window.dilation, window.groups, 1.0, 0),
+        *(dtype or torch.float32, "none", [], ""),
     )
 
 

@@ -26,19 +26,18 @@ from . import native, native_weight, onednn
 from .bits import WORD, pack_signs, unpack_signs
 from .exact_sums import sums_of_products
 from .gpu import by_triton
-from .library import LIBRARY
+from .library import LIBRARY, Scaled
 from .native import BLOCK
 from .window import Window
 
 LIBRARY.define("pack_weight(Tensor signs, int groups=1) -> (Tensor, Tensor)")
 LIBRARY.define(
     "binary_conv2d(Tensor input, Tensor weight, Tensor tap_sums, int in_channels, int out_channels, int[2] stride, "
-    "int[4] padding, int[2] dilation, int padding_value, Tensor? scale=None, Tensor? bias=None, "
-    "Tensor? threshold=None) -> Tensor"
+    "int[4] padding, int[2] dilation, int padding_value, Tensor? scale=None, Tensor? bias=None) -> Tensor"
 )
 LIBRARY.define(
     "integer_conv2d(Tensor input, Tensor weight, int[2] stride, int[4] padding, int[2] dilation, int groups, "
-    "int padding_value, Tensor? scale=None, Tensor? bias=None, int? low=None, int? high=None, int zero=0) -> Tensor"
+    "int padding_value, Tensor? scale=None, Tensor? bias=None, int zero=0) -> Tensor"
 )
 LIBRARY.define(
     "shift_conv2d(Tensor input, Tensor[] weights, int[] places, int[2] stride, int[4] padding, int[2] dilation, "
@@ -69,63 +68,37 @@ def unpack_weight(weight: Tensor, in_channels: int, out_channels: int, dtype: to
     return torch.ops.qconv.unpack_signs(words, in_channels // groups, 1, dtype, True)
 
 
-def _scaled(accumulators: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    return accumulators.float() * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)
+def _of_sums(accumulators: Tensor, scaled: Scaled) -> Tensor:
+    if scaled is None:
+        return accumulators
+    scale, bias = (each.view(-1, 1, 1) for each in scaled)
+    return accumulators.float() * scale + bias
 
 
 def binary_conv2d(
-    input: Tensor,
-    weight: Tensor,
-    tap_sums: Tensor,
-    channels: tuple[int, int],
-    window: Window,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    threshold: Tensor | None = None,
+    input: Tensor, weight: Tensor, tap_sums: Tensor, channels: tuple[int, int], window: Window, scaled: Scaled = None
 ) -> Tensor:
     """Convolve signs, given as bits or as floats.
 
     Returns:
-        The sums ``acc`` (N, C_out, *out), int32; with `scale` and `bias` (C_out,) ``acc · scale_c + bias_c``, float32,
-        rounded after the product and after the sum; with `threshold` (groups, blocks · 8), int32, the bits (N, *out,
-        words) of signs that are −1 where ``acc < threshold_c``.
+        The sums ``acc`` (N, C_out, *out), int32; `scaled`, ``acc · scale_c + bias_c``, float32,
+        rounded after the product and after the sum.
     """
     groups = window.groups
     signs = torch.where(input < 0, -1, 1) if input.is_floating_point() else unpack_signs(input, channels[0], groups)
     filters = unpack_weight(weight, *channels)
     accumulators = sums_of_products(signs.to(torch.int8), filters, window).to(torch.int32)
-    if threshold is not None:
-        bound = threshold[:, : channels[1] // groups].reshape(-1, 1, 1)
-        return pack_signs(torch.where(accumulators < bound, -1, 1))
-    if scale is None or bias is None:
-        return accumulators
-    return _scaled(accumulators, scale, bias)
+    return _of_sums(accumulators, scaled)
 
 
-def integer_conv2d(
-    input: Tensor,
-    weight: Tensor,
-    window: Window,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    low: int | None = None,
-    high: int | None = None,
-    zero: int = 0,
-) -> Tensor:
+def integer_conv2d(input: Tensor, weight: Tensor, window: Window, scaled: Scaled = None, zero: int = 0) -> Tensor:
     """Convolve codes, as ``input − zero``.
 
     Returns:
-        The sums ``acc`` (N, C_out, *out), which must fit int32; with `scale` and `bias` (C_out,) ``acc · scale_c +
-        bias_c``, float32, whose last bits may differ between kernels; with `low` and `high` codes, ``clamp(round(acc ·
-        scale_c + bias_c), low, high)``, uint8, or int8 if `low` is negative.
+        The sums ``acc`` (N, C_out, *out), which must fit int32; `scaled`, ``acc · scale_c + bias_c``,
+        float32, whose last bits may differ between kernels.
     """
-    sums = sums_of_products(input, weight, window, zero).to(torch.int32)
-    if scale is None or bias is None:
-        return sums
-    values = _scaled(sums, scale, bias)
-    if low is None or high is None:
-        return values
-    return values.round_().clamp_(low, high).to(code_dtype(low))
+    return _of_sums(sums_of_products(input, weight, window, zero).to(torch.int32), scaled)
 
 
 def code_dtype(low: int) -> torch.dtype:
@@ -202,11 +175,16 @@ def _shift_shape(input: Tensor, weights: Sequence[Tensor], places: Sequence[int]
 def _binary_operands(input: Tensor, weight: Tensor, tap_sums: Tensor, *arguments: Any) -> tuple[Any, ...]:
     *channels, stride, padding, dilation, value = arguments[:6]
     window = Window.of(stride, padding, dilation, len(weight), value)
-    return input, weight, tap_sums, tuple(channels), window, *arguments[6:]
+    return input, weight, tap_sums, tuple(channels), window, _both(*arguments[6:])
 
 
 def _integer_operands(input: Tensor, weight: Tensor, *arguments: Any) -> tuple[Any, ...]:
-    return input, weight, Window.of(*arguments[:5]), *arguments[5:]
+    return input, weight, Window.of(*arguments[:5]), _both(*arguments[5:7]), *arguments[7:]
+
+
+def _both(scale: Tensor | None = None, bias: Tensor | None = None) -> Scaled:
+    """A scale or a bias alone counts as none."""
+    return None if scale is None or bias is None else (scale, bias)
 
 
 def _shift_operands(input: Tensor, weights: Sequence[Tensor], places: Sequence[int], *geometry: Any) -> tuple[Any, ...]:

@@ -316,23 +316,13 @@ class QuantizedLayer(nn.Module):
         if places:
             reset_quantizers(self, self._made(self.scheme), places)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        error_msgs = args[-1]
         error_msgs += translate(self, state_dict, prefix)
         if wrong := refusal(self, state_dict, prefix):
             error_msgs.append(wrong)
             return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if not self.weight.is_meta:  # assigned
             self._reset(emptied(self, state_dict, prefix, self.weight.device))
         if f"{prefix}weight" in state_dict and not any(

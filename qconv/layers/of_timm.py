@@ -49,10 +49,6 @@ class QStdConv2dSame(_OfTimm, StandardizedFilters, SamePadded, StdConv2dSame):
     float_type = StdConv2dSame
     own_arguments = ("eps", "same_pad")
 
-    @property
-    def baked_type(self) -> type[nn.Module]:
-        return Conv2dSame if self.same_pad else nn.Conv2d
-
 
 class QScaledStdConv2d(_OfTimm, StandardizedFilters, QConv2d, ScaledStdConv2d):  # pyright: ignore
     """``timm.layers.ScaledStdConv2d`` with quantized weight and input; see `StandardizedFilters`."""
@@ -66,10 +62,6 @@ class QScaledStdConv2dSame(_OfTimm, StandardizedFilters, SamePadded, ScaledStdCo
 
     float_type = ScaledStdConv2dSame
     own_arguments = ("eps", "scale", "same_pad")
-
-    @property
-    def baked_type(self) -> type[nn.Module]:
-        return Conv2dSame if self.same_pad else nn.Conv2d
 
 
 class QTimmLinear(_OfTimm, QLinear, Linear):

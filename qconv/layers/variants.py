@@ -38,11 +38,6 @@ class ComputedFilters(QuantizedLayer):
 
     filters_are_computed = True
 
-    @property
-    def baked_type(self) -> type[nn.Module]:
-        """The class of a frozen layer, which uses the weight as it is."""
-        return nn.Conv2d
-
     @classmethod
     def check_scheme(cls, scheme: Scheme) -> None:
         super().check_scheme(scheme)

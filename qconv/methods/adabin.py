@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from ..ground.checks import check_choice
 from ..quantizers.base import Bounds, Codes
 from ..quantizers.filters import standardize, standardize_backward
 from ..quantizers.levels import Levels
@@ -91,8 +92,7 @@ class AdaBinInput(Binary):
         self, offset: Literal["paper", "code"] = "paper", surrogate: Callable[[], Surrogate] = ApproxSign
     ) -> None:
         super().__init__(surrogate)
-        if offset not in ("paper", "code"):
-            raise ValueError(f"offset (={offset!r}) must be 'paper' or 'code'")
+        check_choice("offset", offset, "paper", "code")
         self.offset = offset
         self.alpha = learned(1.0)
         self.beta = learned(0.0)

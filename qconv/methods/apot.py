@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..ground.checks import check_bits
+from ..ground.checks import check_bits, check_choice
 from ..quantizers.base import Bounds, Quantizer, Whole
 from ..quantizers.identity import Identity
 from ..quantizers.kept_codes import Coded, Coding
@@ -62,8 +62,7 @@ def project(x: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def _check_variant(variant: str) -> None:
-    if variant not in ("cifar", "imagenet"):
-        raise ValueError(f"variant (={variant!r}) must be 'cifar' or 'imagenet'")
+    check_choice("variant", variant, "cifar", "imagenet")
 
 
 class _APoT(Quantizer):

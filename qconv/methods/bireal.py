@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from ..ground.checks import check_choice
 from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale
 from ..quantizers.signs import Binary, sign
@@ -40,8 +41,7 @@ class BiRealWeight(Binary):
         self, gradient: Literal["code", "paper"] = "code", surrogate: Callable[[], Surrogate] = HardClip
     ) -> None:
         super().__init__(surrogate)
-        if gradient not in ("code", "paper"):
-            raise ValueError(f"gradient (={gradient!r}) must be 'code' or 'paper'")
+        check_choice("gradient", gradient, "code", "paper")
         self.gradient = gradient
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..ground.checks import check_bits, check_numbers, check_whole
+from ..ground.checks import check_bits, check_choice, check_numbers, check_whole
 from ..quantizers.base import Bounds, Codes, Quantizer, Whole
 from ..quantizers.flags import SHARE, flag_of
 from ..quantizers.kept_codes import Coding, Passing
@@ -53,8 +53,7 @@ def round_log2(x: Tensor, low: int, high: int) -> Tensor:
 
 
 def _stream(rounding: str) -> Stream | None:
-    if rounding not in ("deterministic", "stochastic"):
-        raise ValueError(f"rounding (={rounding!r}) must be 'deterministic' or 'stochastic'")
+    check_choice("rounding", rounding, "deterministic", "stochastic")
     return Stream(sharded=False) if rounding == "stochastic" else None
 
 
@@ -247,8 +246,7 @@ class FixedPoint(Passing):
         self, integer_bits: int = 16, fraction_bits: int = 16, bound: Literal["exact", "code"] = "exact"
     ) -> None:
         super().__init__()
-        if bound not in ("exact", "code"):
-            raise ValueError(f"bound (={bound!r}) must be 'exact' or 'code'")
+        check_choice("bound", bound, "exact", "code")
         integer_bits = check_whole("integer_bits", integer_bits)
         fraction_bits = check_whole("fraction_bits", fraction_bits)
         if integer_bits < 1:
@@ -330,8 +328,7 @@ def shift_ps(
 
 
 def _scheme(weight: Factory, rounding: Rounding, fixed_point: tuple[int, int] | None) -> Scheme:
-    if rounding not in ("deterministic", "stochastic"):  # without making one, which would draw a random key
-        raise ValueError(f"rounding (={rounding!r}) must be 'deterministic' or 'stochastic'")
+    check_choice("rounding", rounding, "deterministic", "stochastic")  # a made quantizer would draw a random key
     if fixed_point is None:
         return Scheme(weight=weight)
     try:

@@ -25,7 +25,7 @@ class _DSQ(LearnedRange):
 
     alpha: nn.Parameter
 
-    def __init__(self, bits: int, alpha: float) -> None:
+    def __init__(self, bits: int = 4, alpha: float = 0.2) -> None:
         super().__init__()
         self.bits = self._bits = check_bits("bits", bits)
         check_numbers(alpha=alpha)
@@ -126,9 +126,6 @@ class DSQWeight(_DSQ):
 
     roles = ("weight",)
 
-    def __init__(self, bits: int = 4, alpha: float = 0.2) -> None:
-        super().__init__(bits, alpha)
-
     def initialize(self, x: Tensor) -> None:
         low, high = x.detach().aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
         self.lower = set_parameter(self.lower, low.view(1))
@@ -142,12 +139,7 @@ class DSQInput(FromData[Extremes], _DSQ):
     l and u start at the smallest and the largest input of the first training batch or of `qconv.calibrate` (until then
     −1 and 1) and are then learned, as is alpha. Inputs that are all equal set no range; it waits for the next batch.
 
-    Args:
-        bits: 1 to 8.
-        alpha: the first alpha, 0.001 to 0.5.
-
-    Raises:
-        ValueError: ``bits`` or ``alpha`` out of range; a checkpoint with ``l > u`` or an alpha outside (0, 1).
+    Arguments and errors are those of `DSQWeight`.
     """
 
     roles = ("input",)

@@ -187,12 +187,7 @@ class EWGSInput(FromData[Values], EWGS):
     lowest level always is: what lies below l counts as 0. Inputs that are all equal set no range; it waits for the next
     batch. NaN and ±inf are as for `EWGSWeight`.
 
-    Args:
-        bits: 1 to 8.
-        delta: the first δ.
-
-    Raises:
-        ValueError: ``bits`` out of range, or not ``0 <= delta < 1``; a checkpoint with ``l > u``, ``k <= 0`` or δ < 0.
+    Arguments and errors are those of `EWGSWeight`; k takes the place of s.
     """
 
     roles = ("input",)

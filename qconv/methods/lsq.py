@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..ground.checks import check_bits, check_flags, check_numbers
+from ..ground.checks import check_bits, check_choice, check_flags, check_numbers
 from ..quantizers.base import Bounds, Whole, is_plain
 from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues, least_error
 from ..quantizers.filters import filter_scale
@@ -61,8 +61,7 @@ def clamp_step(step: Tensor, dtype: torch.dtype) -> Tensor:
 
 def check_grad_scale(grad_scale: str) -> None:
     """Raise a ValueError unless ``grad_scale`` is ``"paper"`` or ``"numel"``."""
-    if grad_scale not in ("paper", "numel"):
-        raise ValueError(f"grad_scale (={grad_scale!r}) must be 'paper' or 'numel'")
+    check_choice("grad_scale", grad_scale, "paper", "numel")
 
 
 class LSQ(Coded):

@@ -8,7 +8,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from ..ground.checks import check_numbers
+from ..ground.checks import check_choice, check_numbers
 from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
 from ..quantizers.levels import Levels
@@ -179,8 +179,7 @@ class ReCUInput(Binary):
 
 def check_scale_init(scale_init: ScaleInit) -> None:
     """Raise a ValueError unless it is "uniform" or "mean"."""
-    if scale_init not in ("uniform", "mean"):
-        raise ValueError(f"scale_init (={scale_init!r}) must be 'uniform' or 'mean'")
+    check_choice("scale_init", scale_init, "uniform", "mean")
 
 
 def first_scales(x: Tensor, scale_init: ScaleInit) -> Tensor:

@@ -181,7 +181,7 @@ class _Bits(_Conv):
 
     def forward(self, input: Tensor) -> Tensor:
         operands = input, self.weight, self.tap_sums, *self.channels, *self.geometry, self.pad_value
-        return torch.ops.qconv.binary_conv2d(*operands, self.scale, self.bias, None).float()
+        return torch.ops.qconv.binary_conv2d(*operands, self.scale, self.bias).float()
 
 
 class _Codes(_Conv):
@@ -202,7 +202,7 @@ class _Codes(_Conv):
     def forward(self, codes: Tensor) -> Tensor:
         codes = codes if self.taken is None else codes.index_select(1, self.taken)
         operands = codes, self.weight, *self.geometry, self.groups, 0, self.scale, self.bias
-        return torch.ops.qconv.integer_conv2d(*operands, None, None, zero=self.zero).float()
+        return torch.ops.qconv.integer_conv2d(*operands, zero=self.zero).float()
 
 
 def _floats(conv: ConvFloats, affine: Affine | None) -> nn.Module:

@@ -273,17 +273,8 @@ class Quantizer(InBits, NeedsData):
         """Quantize as a stand-alone autograd node, without a layer: `initialize` it first if it needs data."""
         return Quantize.apply(x, as_called(self), *self.tensors())
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        bits = local_metadata.get("bits", self.bits)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        bits = args[0].get("bits", self.bits)  # of the module's metadata
         learned = {name: own for name, own in self._parameters.items() if f"{prefix}{name}" in state_dict}
         fits = all(
             own is None or own.shape == getattr(state_dict[f"{prefix}{name}"], "shape", None)
@@ -295,9 +286,7 @@ class Quantizer(InBits, NeedsData):
                 "may not fit. To start fresh, leave names with '_quantizer.' out of the state dict (strict=False)",
                 stacklevel=2,
             )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..ground.checks import check_flags, check_numbers
+from ..ground.checks import check_choice, check_flags, check_numbers
 from ..kernels import slopes as _registered  # noqa: F401
 from .base import is_plain_cpu, is_wrapped, place
 from .numbers import wide, within
@@ -229,8 +229,7 @@ class ReSTE(Surrogate):
         check_numbers(o_max=o_max)
         if not 1 <= o_max < math.inf:
             raise ValueError(f"o_max (={o_max}) must be at least 1 and finite")
-        if schedule not in ("cosine", "linear"):
-            raise ValueError(f"schedule (={schedule!r}) must be 'cosine' or 'linear'")
+        check_choice("schedule", schedule, "cosine", "linear")
         self.o_max, self.schedule = o_max, schedule
         self.m, self.t = _range("m", m, "t", t)
         self.register_buffer("o", torch.tensor(1.0))

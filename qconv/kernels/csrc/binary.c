@@ -52,11 +52,6 @@ INLINE void portable_flush(PortableBlock *sum) { (void)sum; }
 INLINE void portable_store(const PortableBlock *sum, int32_t *out) {
     for (int i = 0; i < BLOCK; i++) out[i] = (int32_t)sum->lane[i];
 }
-INLINE int portable_below(const int32_t *x, const int32_t *bound) {
-    int bits = 0;
-    for (int i = 0; i < BLOCK; i++) bits |= (x[i] < bound[i]) << i;
-    return bits;
-}
 INLINE void portable_store2(const PortableBlock *sums, int32_t *out) {
     portable_store(sums, out);
     portable_store(sums + 1, out + BLOCK);
@@ -80,9 +75,6 @@ INLINE TARGET void avx512_add(__m512i *sum, __m512i w, uint64_t x) {
 INLINE TARGET void avx512_flush(__m512i *sum) { (void)sum; }
 INLINE TARGET void avx512_store(const __m512i *sum, int32_t *out) {
     _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi64_epi32(*sum));
-}
-INLINE TARGET int avx512_below(const int32_t *x, const int32_t *bound) {
-    return _mm256_cmplt_epi32_mask(_mm256_loadu_si256((const __m256i *)x), _mm256_loadu_si256((const __m256i *)bound));
 }
 INLINE TARGET void avx512_store2(const __m512i *sums, int32_t *out) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -131,10 +123,6 @@ INLINE TARGET void avx2_store(const Avx2Sum *sum, int32_t *out) {
         _mm_storeu_si128((__m128i *)(out + 4 * i), _mm256_castsi256_si128(packed));
     }
 }
-INLINE TARGET int avx2_below(const int32_t *x, const int32_t *bound) {
-    __m256i a = _mm256_loadu_si256((const __m256i *)x), b = _mm256_loadu_si256((const __m256i *)bound);
-    return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)));
-}
 INLINE TARGET void avx2_store2(const Avx2Sum *sums, int32_t *out) {
     avx2_store(sums, out);
     avx2_store(sums + 1, out + BLOCK);
@@ -179,7 +167,6 @@ INLINE void neon_flush(NeonSum *sum) {
 INLINE void neon_store(const NeonSum *sum, int32_t *out) {
     for (int i = 0; i < 4; i++) vst1_s32(out + 2 * i, vreinterpret_s32_u32(vmovn_u64(sum->lanes[i])));
 }
-INLINE int neon_below(const int32_t *x, const int32_t *bound) { return portable_below(x, bound); }
 INLINE void neon_store2(const NeonSum *sums, int32_t *out) {
     neon_store(sums, out);
     neon_store(sums + 1, out + BLOCK);
@@ -189,18 +176,7 @@ INLINE void neon_stream(float *to, const Floats16 *value) { memcpy(to, value, si
 #include "binary_rows.h"
 #endif
 
-static void conv_rows(int64_t start, int64_t stop, void *given) {
-    Conv *conv = given;
-    switch (conv->isa) {
-#if defined(__x86_64__)
-    case AVX512: avx512_rows(conv, start, stop); break;
-    case AVX2: avx2_rows(conv, start, stop); break;
-#elif defined(__aarch64__)
-    case NEON: neon_rows(conv, start, stop); break;
-#endif
-    default: portable_rows(conv, start, stop);
-    }
-}
+DISPATCH(Conv, conv_rows, neon)
 
 /* Which taps of a kernel lie inside at each place of the output, as classes of equal bits; returns their number. */
 static int64_t classify(int64_t size, int64_t kernel, int64_t stride, int64_t dilation, int64_t before, int64_t places,

@@ -57,22 +57,8 @@ INLINE TARGET void NAME(finish)(const Conv *conv, const int32_t *counts, int64_t
     const int32_t *kinds = conv->column_class;
     const int32_t *bases = conv->base + conv->row_class[row] * conv->column_classes * step + group * padded + first;
     const Ints8 *differ = (const Ints8 *)counts;
-    if (conv->mode == TO_BITS) {
-        const int32_t *threshold = conv->threshold + group * padded + first;
-        const int keep = whole ? 255 : (1 << (count - (blocks - 1) * BLOCK)) - 1; /* the others are +1: a bit of 0 */
-        uint8_t *bytes = (uint8_t *)conv->output + place * conv->out_words * 8 + channel / 8;
-        for (int64_t p = 0; p < width; p++, bytes += conv->out_words * 8, differ += blocks) {
-            const Ints8 *base = (const Ints8 *)(bases + kinds[p] * step);
-            for (int b = 0; b < blocks; b++) {
-                const Ints8 acc = base[b] - 2 * differ[b];
-                const int below = NAME(below)((const int32_t *)&acc, threshold + b * BLOCK);
-                bytes[b] = (uint8_t)(b == blocks - 1 ? below & keep : below);
-            }
-        }
-        return;
-    }
     const int64_t channels = conv->groups * conv->out_channels, start = place * channels + channel;
-    if (conv->mode == TO_FLOAT && whole) {
+    if (conv->is_scaled && whole) {
         float *out = (float *)conv->output + start;
         if (blocks % 2 == 0) {
             Floats16 scale[MOST_BLOCKS / 2], bias[MOST_BLOCKS / 2];
@@ -105,7 +91,7 @@ INLINE TARGET void NAME(finish)(const Conv *conv, const int32_t *counts, int64_t
         const int32_t *base = bases + kinds[p] * step;
         for (int c = 0; c < count; c++) {
             const int32_t acc = base[c] - 2 * counts[c];
-            if (conv->mode == TO_INT32)
+            if (!conv->is_scaled)
                 ((int32_t *)conv->output)[start + p * channels + c] = acc;
             else
                 ((float *)conv->output)[start + p * channels + c] =
@@ -175,7 +161,7 @@ static TARGET void NAME(pack)(const Conv *conv, int64_t image, int64_t first, in
 }
 
 /* Rows of the output, counted over all images. */
-static TARGET void NAME(rows)(Conv *conv, int64_t start, int64_t stop) {
+static TARGET void NAME(conv_rows)(Conv *conv, int64_t start, int64_t stop) {
     const int64_t pixel = conv->groups * conv->words, line = conv->padded_w * pixel;
     const int64_t weight_block = conv->kernel_h * conv->kernel_w * conv->words * BLOCK;
     const int is_padded = conv->padded_h != conv->height || conv->padded_w != conv->width;

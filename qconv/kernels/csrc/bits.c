@@ -217,18 +217,7 @@ SELECTED(neon)
 #include "bits_planes.h"
 #endif
 
-static void share(int64_t start, int64_t stop, void *given) {
-    Pass *pass = given;
-    switch (pass->isa) {
-#if defined(__x86_64__)
-    case AVX512: avx512_share(pass, start, stop); break;
-    case AVX2: avx2_share(pass, start, stop); break;
-#elif defined(__aarch64__)
-    case NEON: neon_share(pass, start, stop); break;
-#endif
-    default: portable_share(pass, start, stop);
-    }
-}
+DISPATCH(Pass, share, neon)
 
 int pass_over(Pass *pass, int64_t grain, ParallelFor parallel_for) {
     const int64_t per_word = WORD / pass->bits, rows = pass->batch * pass->pixels;

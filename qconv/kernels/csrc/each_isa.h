@@ -1,7 +1,6 @@
 /* A file defines ROWS, the name of the header that holds its loops, and includes this one, which includes ROWS once for
  * each instruction set: NAME(f) is then the f of that set, for which TARGET lets the compiler make vectors. The portable
- * ones are those of NEON, too, which every arm64 has. DISPATCH(Call, f) defines f(start, stop, call), which calls the f
- * of `call->isa`. */
+ * ones are those of NEON, too, which every arm64 has: DISPATCH(Call, f, portable). */
 #define NAME(x) portable_##x
 #define TARGET
 #include ROWS
@@ -20,17 +19,4 @@
 #include ROWS
 #undef NAME
 #undef TARGET
-
-#define DISPATCH(Call, f)                                                                                             \
-    static void f(int64_t start, int64_t stop, void *given) {                                                         \
-        const Call *call = given;                                                                                     \
-        switch (call->isa) {                                                                                          \
-        case AVX512: avx512_##f(call, start, stop); break;                                                            \
-        case AVX2: avx2_##f(call, start, stop); break;                                                                \
-        default: portable_##f(call, start, stop);                                                                     \
-        }                                                                                                             \
-    }
-#else
-#define DISPATCH(Call, f)                                                                                             \
-    static void f(int64_t start, int64_t stop, void *given) { portable_##f((const Call *)given, start, stop); }
 #endif

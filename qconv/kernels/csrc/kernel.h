@@ -7,6 +7,26 @@
 
 enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, NEON = 3 };
 
+/* DISPATCH(Call, f, arm) defines f(start, stop, call), which calls the f of `call->isa`; that of NEON is arm_f. */
+#if defined(__x86_64__)
+#define OWN_ISAS(f, arm, call, start, stop)                                                                           \
+    case AVX512: avx512_##f(call, start, stop); break;                                                                \
+    case AVX2: avx2_##f(call, start, stop); break;
+#elif defined(__aarch64__)
+#define OWN_ISAS(f, arm, call, start, stop)                                                                           \
+    case NEON: arm##_##f(call, start, stop); break;
+#else
+#define OWN_ISAS(f, arm, call, start, stop)
+#endif
+#define DISPATCH(Call, f, arm)                                                                                        \
+    static void f(int64_t start, int64_t stop, void *given) {                                                         \
+        Call *call = given;                                                                                           \
+        switch (call->isa) {                                                                                          \
+            OWN_ISAS(f, arm, call, start, stop)                                                                       \
+        default: portable_##f(call, start, stop);                                                                     \
+        }                                                                                                             \
+    }
+
 /* Bits of the instruction sets that this machine has. */
 int64_t instruction_sets(void);
 

@@ -22,7 +22,7 @@ INLINE uint32_t bits_of(float x) {
 
 #define ROWS "levels_rows.h"
 #include "each_isa.h"
-DISPATCH(Levels, pass)
+DISPATCH(Levels, pass, portable)
 
 int levels(Levels *of, ParallelFor parallel_for) {
     return share_out(parallel_for, of->rows * of->length, of->grain, pass, of);

@@ -13,8 +13,8 @@ enum { BLOCK = 64, AT_ONCE = 4, LEAST_ROWS = 128, MOST_CHUNKS = 64 };
 
 #define ROWS "norm_rows.h"
 #include "each_isa.h"
-DISPATCH(Norm, add_up)
-DISPATCH(Norm, finish)
+DISPATCH(Norm, add_up, portable)
+DISPATCH(Norm, finish, portable)
 
 static void combine(const Norm *norm) {
     const int64_t channels = norm->channels;

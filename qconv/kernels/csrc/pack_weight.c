@@ -43,7 +43,7 @@ INLINE void columns(const uint64_t *bits, int64_t channels, int64_t taps, uint64
 
 #define ROWS "pack_weight_rows.h"
 #include "each_isa.h"
-DISPATCH(Packing, blocks)
+DISPATCH(Packing, blocks, portable)
 
 int pack_weight(Packing *packing, int64_t grain, ParallelFor parallel_for) {
     return share_out(parallel_for, packing->groups * packing->blocks, grain, blocks, packing);

@@ -23,8 +23,8 @@ enum { BLOCK = 64, AT_ONCE = 4, LEAST_ROWS = 128, MOST_CHUNKS = 64 };
 
 #define ROWS "rprelu_rows.h"
 #include "each_isa.h"
-DISPATCH(RPReLU, forward)
-DISPATCH(RPReLU, backward)
+DISPATCH(RPReLU, forward, portable)
+DISPATCH(RPReLU, backward, portable)
 
 static void combine(const RPReLU *r) {
     float *const grads[] = {r->grad_before, r->grad_slope, r->grad_after};

@@ -11,7 +11,7 @@ INLINE float above_zero(float x) { return x < 0 ? 0 : x; } /* NaN stays */
 
 #define ROWS "slopes_rows.h"
 #include "each_isa.h"
-DISPATCH(Slope, pass)
+DISPATCH(Slope, pass, portable)
 
 int approx_sign_backward(Slope *slope, ParallelFor parallel_for) {
     return share_out(parallel_for, slope->count, slope->grain, pass, slope);

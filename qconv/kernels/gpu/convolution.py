@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..bits import WORD
+from ..library import Scaled
 from ..native import BLOCK
 from ..sizes import Sizes, must_be
 from ..window import Window
@@ -22,14 +23,7 @@ _MOST = (1 << 31) - 512  # the last program's rows go up to 512 past the end
 
 
 def binary_conv2d(
-    input: Tensor,
-    weight: Tensor,
-    tap_sums: Tensor,
-    channels: tuple[int, int],
-    window: Window,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    threshold: Tensor | None = None,
+    input: Tensor, weight: Tensor, tap_sums: Tensor, channels: tuple[int, int], window: Window, scaled: Scaled = None
 ) -> Tensor | None:
     """`qconv.kernels.operators.binary_conv2d`; None for images of too many pixels.
 
@@ -46,19 +40,17 @@ def binary_conv2d(
         input = torch.ops.qconv.pack_signs(input, window.groups)
     batch, height, width, columns = input.shape
     sizes = Sizes(batch, channels, (height, width), (weight.shape[2], weight.shape[3]), window).checked()
-    lanes = window.groups, sizes.packed[1] * BLOCK
+    scale, bias = scaled or (None, None)
     for name, tensor, shape, dtype in (
         ("input", input, sizes.bits, torch.int64),
         ("weight", weight, sizes.packed, torch.int64),
-        ("tap_sums", tap_sums, (lanes[0], *sizes.kernel_size, lanes[1]), torch.int32),
+        ("tap_sums", tap_sums, (window.groups, *sizes.kernel_size, sizes.packed[1] * BLOCK), torch.int32),
         ("scale", scale, channels[1:], torch.float32),
         ("bias", bias, channels[1:], torch.float32),
-        ("threshold", threshold, lanes, torch.int32),
     ):
         if tensor is not None:
             must_be(name, tensor, shape, dtype, input.device)
-    is_scaled = threshold is None and scale is not None and bias is not None
-    dtype = torch.float32 if is_scaled else torch.int32
+    dtype = torch.int32 if scaled is None else torch.float32
     output = torch.empty(sizes.output, dtype=dtype, device=input.device, memory_format=torch.channels_last)
     rows, fan_out = output.numel() // channels[1], channels[1] // window.groups
     if max(rows, batch * height * width) >= _MOST:
@@ -69,19 +61,16 @@ def binary_conv2d(
         launch(
             *(_convolve, triton.cdiv(rows, _ROWS) * window.groups * triton.cdiv(fan_out, tile)),
             *(input.contiguous().view(torch.int32), weight.contiguous().view(torch.int32)),
-            *((scale.contiguous(), bias.contiguous()) if is_scaled else (output, output)),  # pyright: ignore
+            *((output, output) if scaled is None else (scaled[0].contiguous(), scaled[1].contiguous())),
             *(output, rows, channels[0] // window.groups, fan_out, window.groups, columns // window.groups),
             *(sizes.packed[1], height, width, *sizes.output[2:], *sizes.kernel_size),
             *(*window.stride, *window.dilation, top, left, window.padding_value),
-            SCALED=is_scaled,
+            SCALED=scaled is not None,
             ROWS=_ROWS,
             COLUMNS=tile,
             HALVES=2 if columns == window.groups else 4,
         )
-    if threshold is None:
-        return output
-    bound = threshold[:, :fan_out].reshape(-1, 1, 1)
-    return torch.ops.qconv.pack_signs(torch.where(output < bound, -1.0, 1.0))
+    return output
 
 
 def pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor] | None:

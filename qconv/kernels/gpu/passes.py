@@ -10,12 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..native_bits import without_gaps
-from .places import FLOATS, ROWS, Places, jit, launch, offsets
+from .places import FLOATS, LANES, ROWS, Places, jit, launch, offsets, sums_of_channels
 
 _BLOCK = 1024
-_CHUNK = 16
-"""Blocks of rows that one program adds up."""
-_LANES = 64
 
 
 def approx_sign_backward_(grad: Tensor, input: Tensor) -> bool | None:
@@ -41,23 +38,15 @@ def norm_backward_(
     if Places.of(grad) != places:
         grad = torch.empty_like(input).copy_(grad)
     channels, mean = input.shape[1], mean.contiguous()
-    columns, chunks = triton.cdiv(channels, _LANES), triton.cdiv(places.rows, ROWS * _CHUNK)
-    partial = torch.empty((2, chunks, channels), device=input.device)
-    launch(
-        *(_norm_sums, chunks * columns),
-        *(grad, input, mean, partial, *places, channels, columns),
-        CHUNK=_CHUNK,
-        ROWS=ROWS,
-        LANES=_LANES,
-    )
-    of_bias, product = partial.sum(1)
+    of_bias, product = sums_of_channels(_norm_sums, 2, places, (grad, input, mean))
+    columns = triton.cdiv(channels, LANES)
     factor = invstd if weight is None else invstd * weight
     terms = torch.stack([mean, of_bias / places.rows, product * invstd * invstd / places.rows, factor])
     launch(
         *(_norm_input, places.programs(columns)),
         *(grad, input, terms, *places, channels, columns),
         ROWS=ROWS,
-        LANES=_LANES,
+        LANES=LANES,
     )
     return product * invstd, of_bias
 

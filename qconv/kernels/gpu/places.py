@@ -12,6 +12,10 @@ from ..native_bits import channels_last
 
 ROWS = 32
 """Pixels of a program."""
+LANES = 64
+"""Channels of a program."""
+CHUNK = 16
+"""Blocks of rows that one program adds up."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MOST = (1 << 31) - 512  # the last program's rows go up to 512 past the end
 jit: Any = triton.jit
@@ -52,6 +56,16 @@ class Places(NamedTuple):
     def programs(self, columns: int) -> int:
         """The number of programs for so many columns of blocks of rows."""
         return triton.cdiv(self.rows, ROWS) * columns
+
+
+def sums_of_channels(kernel: Any, sums: int, places: Places, operands: tuple[Tensor, ...]) -> Tensor:
+    """Return ``(sums, channels)``, float32: a kernel adds up parts of all pixels of ``operands``."""
+    channels = operands[0].shape[1]
+    columns, chunks = triton.cdiv(channels, LANES), triton.cdiv(places.rows, ROWS * CHUNK)
+    partial = torch.empty((sums, chunks, channels), device=operands[0].device)
+    arguments = *operands, partial, *places, channels, columns
+    launch(kernel, chunks * columns, *arguments, CHUNK=CHUNK, ROWS=ROWS, LANES=LANES)
+    return partial.sum(1)
 
 
 @jit

@@ -8,11 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .places import FLOATS, ROWS, Places, jit, launch, offsets
-
-_CHUNK = 16
-"""Blocks of rows that one program adds up."""
-_LANES = 64
+from .places import FLOATS, LANES, ROWS, Places, jit, launch, offsets, sums_of_channels
 
 
 def rprelu(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tensor | None:
@@ -21,12 +17,12 @@ def rprelu(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tenso
     if places is None:
         return None
     output, channels = torch.empty_like(input), input.shape[1]
-    columns = triton.cdiv(channels, _LANES)
+    columns = triton.cdiv(channels, LANES)
     launch(
         *(_forward, places.programs(columns)),
         *(input, _rounded(input, before, slope, after), output, *places, channels, columns),
         ROWS=ROWS,
-        LANES=_LANES,
+        LANES=LANES,
     )
     return output
 
@@ -40,17 +36,9 @@ def rprelu_backward(
         return None
     if Places.of(grad) != places:
         grad = torch.empty_like(input).copy_(grad)
-    grad_input, channels = torch.empty_like(input), input.shape[1]
-    columns, chunks = triton.cdiv(channels, _LANES), triton.cdiv(places.rows, ROWS * _CHUNK)
-    partial = torch.empty((3, chunks, channels), device=input.device)
-    launch(
-        *(_backward, chunks * columns),
-        *(grad, input, _rounded(input, before, slope), grad_input, partial, *places, channels, columns),
-        CHUNK=_CHUNK,
-        ROWS=ROWS,
-        LANES=_LANES,
-    )
-    of_before, of_slope, of_after = partial.sum(1).to(input.dtype)
+    grad_input = torch.empty_like(input)
+    operands = grad, input, _rounded(input, before, slope), grad_input
+    of_before, of_slope, of_after = sums_of_channels(_backward, 3, places, operands).to(input.dtype)
     return grad_input, of_before, of_slope, of_after
 
 
