@@ -139,7 +139,7 @@ def test_signs_change_at_the_edge(target: str, edge: float, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_file_is_exported_and_verified_in_its_runtime(target: str, tmp_path: Path) -> None:
-    pytest.importorskip(PACKAGES.get(target, "onnxruntime" if target == "program" else target))
+    pytest.importorskip(PACKAGES.get(target, "torch" if target in ("program", "pt2") else target))
     model, images = network("lsq44"), torch.randn(4, 3, 16, 16)
     path = tmp_path / f"model{TARGETS[target].suffix}"
     qconv.export(model, path, to=target, images=images)

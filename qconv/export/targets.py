@@ -1,6 +1,7 @@
 """The targets: what writes a trained model as the file of another runtime, and what runs it there."""
 
 import os
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +43,7 @@ TARGETS = {
     "openvino": Target(".xml"),
     "qonnx": Target(".onnx", mark=b"qonnx.custom_op"),
     "onnx": Target(".onnx", has_codes=False),
+    "pt2": Target(".pt2", has_codes=False),
 }
 
 
@@ -62,7 +64,8 @@ def export(
     Args:
         model: the trained model, a frozen one, or what `qconv.load` takes: a packed file, a run, a name of the zoo.
         path: of the file, with the usual suffix: OpenVINO asks for .xml.
-        to: "litert", "openvino", "qonnx", "onnx" (`qconv.export_onnx`) or "program" (`qconv.save_program`).
+        to: "litert", "openvino", "qonnx", "onnx" (`qconv.export_onnx`), "program" (`qconv.save_program`) or "pt2"
+            (`torch.export`).
         images: typical images (N, C, H, W). The file takes images of their size.
         options: of the target: for "litert" `four_bits`, for "onnx" those of `qconv.export_onnx`.
 
@@ -88,6 +91,12 @@ def export(
         content = frozen.program_bytes(images.cpu(), **options)
         with atomic_file(path) as file:
             file.write(content)
+    elif to == "pt2":
+        two = images[:1].cpu().repeat(2, 1, 1, 1)  # a copy: of a view, the file would have all images
+        exported = torch.export.export(frozen, (two,), dynamic_shapes=({0: torch.export.Dim("batch")},), **options)
+        with atomic_file(path) as file, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No complete tensor")  # of weights in channels_last, which are whole
+            torch.export.save(exported, file)
     else:
         import_module(f".{to}", __package__).write(program, path, (images.shape[2], images.shape[3]), **options)
     return program
@@ -144,6 +153,8 @@ def run(path: Path, images: Tensor) -> dict[str, Tensor]:
     if name == "program":
         content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
         return {"": Plan(content, (images.shape[2], images.shape[3]))(images, torch.get_num_threads())}
+    if name == "pt2":
+        return {"": torch.export.load(path).module()(images)}
     found = import_module(f".{name}", __package__).run(path, images.numpy())
     return {key: torch.from_numpy(value) for key, value in found.items()}
 
