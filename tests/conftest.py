@@ -1,6 +1,7 @@
 """What the tests share: seeds, and the schemes that every contract runs over."""
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Tables would fit themselves to it. pytest-xdist sets it, and readline does so where os.environ does not show it.
 os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")
+# Hydra ends all handlers of logs when it configures its own. That of absl, which OpenVINO and others bring, would close
+# the stream that it began with, which is pytest's.
+logging.shutdown = lambda handlers=(): None  # pyright: ignore
 
 
 def pytest_collection_finish() -> None:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ import qconv
 from qconv import quantizers, schemes
 from qconv.inference import freeze, verify
 from qconv.inference.integers import arithmetic
+from qconv.inference.verify import leaves
 from qconv.methods import AdaBinInput, AdaBinWeight
 from qconv.models import resnet20
 from qconv.models.vgg import vgg_small
@@ -600,3 +601,53 @@ def test_a_layer_with_a_forward_of_its_own_computes_on_floats() -> None:
 
     kinds = [arithmetic(kind(4, 8, 3, scheme=schemes.bnn()))[:2] for kind in (qconv.QConv2d, Doubled)]
     assert kinds == [("binary", ""), ("float", "Doubled has a forward of its own")]
+
+
+class OfOneImage(nn.Module):
+    """A forward that treats one image in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.more = (nn.Conv2d(given, 8, 3, padding=1) for given in (3, 8, 8))
+
+    def forward(self, input: Tensor) -> Any:
+        hidden = self.stem(input)
+        return self.more(hidden.relu() if len(hidden) == 1 else self.one(hidden))
+
+
+class InAutocast(OfOneImage):
+    def forward(self, input: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.one(self.stem(input))
+        return self.more(hidden.float())
+
+
+class Pair(NamedTuple):
+    one: Tensor
+    other: Tensor
+
+
+class OfPairs(OfOneImage):
+    def forward(self, input: Tensor) -> Any:
+        hidden = self.more(self.one(self.stem(input).sigmoid()))
+        return Pair(hidden, hidden.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "untraced"), [(OfOneImage, "for one image than for several"), (InAutocast, "dtype"), (OfPairs, "")]
+)
+def test_what_a_forward_does_with_one_image_and_with_several(
+    kind: type[nn.Module], untraced: str, tmp_path: Path
+) -> None:
+    input = torch.randn(4, 3, 8, 8)
+    model = trained(kind(), schemes.lsq(4, 4), input)
+    frozen = freeze(model)
+    torch.save(frozen, tmp_path / "frozen.pt")
+    loaded = torch.load(tmp_path / "frozen.pt", weights_only=False)
+    for batch in (input[:1], input):
+        wanted, got, again = (leaves(each(batch)) for each in (model, frozen, loaded))
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(again, got, rtol=1e-6, atol=1e-6)
+        assert verify(model, frozen, batch).equal
+    assert untraced in frozen.untraced
+    assert bool(untraced) == bool(frozen.untraced)

@@ -79,7 +79,8 @@ def export(
             the layer, and the reason.
     """
     if to not in TARGETS:
-        raise ValueError(f"to (={to!r}) must be one of {', '.join(map(repr, TARGETS))}")
+        named = f"to (={to!r}) must be one of {', '.join(map(repr, TARGETS))}"
+        raise ValueError(f"{named}; qconv.save_packed writes packed files" if to == "packed" else named)
     path, model = Path(path), loaded(model)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path (={path}): there is no folder {path.parent}")

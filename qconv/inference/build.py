@@ -227,6 +227,8 @@ def _fits(program: Program, sample: Tensor, input: Tensor) -> bool:
 def _in_parts(trained: nn.Module, nan: Literal["pass", "refuse"]) -> nn.Module:
     """Return a copy of a network whose forward stays Python, with each layer on integers frozen by itself."""
     network = copy.deepcopy(trained)
+    if isinstance(network, nn.Sequential) and len(network) == 1 and isinstance(network[0], QuantizedLayer):
+        return network  # a part itself, of which nothing is recorded, as under autocast
     made: dict[nn.Module, nn.Module] = {}
     for name, module in list(network.named_modules(remove_duplicate=False)):
         if isinstance(module, QuantizedLayer) and (told := _told(name, module)).arithmetic != "float":

@@ -40,7 +40,9 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
     Raises:
         NotRecorded: no program can stand for the network.
     """
-    program = _Lowering(network, sample).run()
+    lowering = _Lowering(network, sample)
+    lowering.scope.check_one_image()
+    program = lowering.run()
     if program.size is None and not _is_of_any_size(program, network, sample):
         program.size = tuple(sample.shape[2:])
     return program
@@ -79,14 +81,22 @@ class _Scope:
         sample = self.sample[:1].repeat(images, *[1] * (self.sample.ndim - 1))
         return record(self.network, sample, self.whole)
 
+    def check_one_image(self) -> None:
+        """Raise `NotRecorded` if one image alone takes another way."""
+        if self._targets(self._recorded(1)) != self._targets(self.graph):
+            raise NotRecorded("it does something else for one image than for several")
+
+    @staticmethod
+    def _targets(graph: fx.GraphModule) -> list[Any]:
+        return [node.target for node in graph.graph.nodes]
+
     @cached_property
     def of_more_images(self) -> tuple[fx.GraphModule, Mapping[str, fx.Node]]:
         """A recording with more images, whose numbers may be larger, and its nodes by the names of this one's."""
         more = self._recorded(_IMAGES[1])
-        one, other = self.graph.graph.nodes, more.graph.nodes
-        if [each.target for each in one] != [each.target for each in other]:
+        if self._targets(more) != self._targets(self.graph):
             raise NotRecorded("it does something else for another number of images")
-        return more, {a.name: b for a, b in zip(one, other, strict=True)}
+        return more, {a.name: b for a, b in zip(self.graph.graph.nodes, more.graph.nodes, strict=True)}
 
 
 class _Several:
@@ -192,6 +202,8 @@ class _Lowering:
         args, kwargs = tree_map(self._of, (node.args, node.kwargs), is_leaf=_is_node)
         if target is operator.getitem and isinstance(args[0], _Several):
             return args[0].take(args[1])
+        if isinstance(target, type):  # a named tuple
+            return target(*args, **kwargs)
         name = target._schema.name.rpartition("::")[2]
         self.build.origin = self._origin(node, name)
         is_constant = not any(isinstance(leaf, Value) for leaf in tree_leaves((args, kwargs), is_leaf=_is_value))

@@ -51,14 +51,22 @@ def record(network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module]) -
             before, after = _named(name)
             stack.callback(module.register_forward_pre_hook(before).remove)
             stack.callback(module.register_forward_hook(after).remove)
-        drawn = torch.get_rng_state()
+        drawn, before = torch.get_rng_state(), _versions(network)
         try:
             graph = make_fx(dispatch_functionalize(network))(sample)
         except Exception as error:  # a foreign forward may raise anything
             raise NotRecorded(f"its forward can't be recorded: {str(error).strip().partition(chr(10))[0]}") from error
         if not torch.equal(drawn, torch.get_rng_state()):
             raise NotRecorded("its forward draws random numbers")
+        if changed := [name for name, version in _versions(network).items() if version != before.get(name)]:
+            raise NotRecorded(f"its forward changes '{changed[0]}'")
         return graph
+
+
+def _versions(network: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return which tensors a network holds, and how often each was changed in place."""
+    held = (*network.named_parameters(), *network.named_buffers())
+    return {name: (id(tensor), tensor._version) for name, tensor in held if not tensor.is_inference()}
 
 
 class _Whole:

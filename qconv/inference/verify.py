@@ -287,6 +287,9 @@ def own_run(frozen: FrozenModel, batch: Tensor) -> tuple[dict[str, list[Own]], l
 
 def _add_own(found: dict[str, list[Own]], frozen: FrozenModel, input: Tensor, name: str = "") -> None:
     """Add the inputs of the layers of a network, or of one layer of that name."""
+    frozen.suit(input)
+    if frozen.untraced:
+        return
     values, program = frozen.own_values(input), frozen.program(input)
     for call in program.layers:
         codes = None if call.codes is None else values[call.codes]

@@ -1,6 +1,7 @@
 """What torch's functions become in ONNX: a table by the names of aten's operators."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -97,6 +98,9 @@ def _write_module(graph: Graph, function: Function, given: str, shape: Any) -> s
             place[node] = Given(0)
         elif node.op == "get_attr":
             place[node] = getattr(recorded, node.target)
+        elif node.target is operator.getitem:  # of several results the first one is written
+            if node.args[1] == 0:
+                place[node] = place[node.args[0]]
         elif node.op == "output":
             return names[place[node.args[0]].place]
         else:
@@ -107,7 +111,8 @@ def _write_module(graph: Graph, function: Function, given: str, shape: Any) -> s
             part = replace(function, function=node.target, arguments=arguments, named=named, result=None)
             if any(isinstance(leaf, Given) for leaf in tree_leaves((arguments, named), is_leaf=_is_given)):
                 names.append(write_function(graph, part, names, shapes))
-                shapes.append(tuple(node.meta["val"].shape))
+                result = node.meta["val"]
+                shapes.append(tuple((result if isinstance(result, Tensor) else result[0]).shape))
                 place[node] = Given(len(names) - 1)
             else:
                 place[node] = node.target(*arguments, **named)
@@ -247,6 +252,13 @@ def _normalized(c: _Call, x: str, axes: list[int], shape: Sequence[int], output:
     return x if c.bias is None else c("Add", x, c.bias.reshape(shape))
 
 
+def _batch_norm(c: _Call) -> str:
+    given = c.running_mean, c.running_var
+    scale = torch.ones_like(given[0]) if c.weight is None else c.weight
+    bias = torch.zeros_like(given[0]) if c.bias is None else c.bias
+    return c("BatchNormalization", c.x, scale, bias, *given, epsilon=float(c.eps))
+
+
 def _group_norm(c: _Call) -> str:
     x = c("Reshape", c.x, [0, c.group or c.num_groups, -1])
     return _normalized(c, x, [2], [-1, *[1] * (c.rank - 2)], c.x)
@@ -332,6 +344,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "linear": _linear,
     "addmm": lambda c: c("Add", c("MatMul", c.mat1, c.mat2), c.x) if c.alpha == c.beta == 1 else None,
     **dict.fromkeys(("convolution", "conv1d", "conv2d", "conv3d"), _convolution),
+    "_native_batch_norm_legit_no_training": _batch_norm,
     **dict(layer_norm=_layer_norm, native_layer_norm=_layer_norm),
     **dict(group_norm=_group_norm, native_group_norm=_group_norm),
 }

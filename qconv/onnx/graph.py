@@ -69,10 +69,14 @@ class Graph:
         if array.size < _LEAST or array.ndim < 2:
             return self.constant(array)
         shape, rows = (-1, *[1] * (array.ndim - 1)), torch.from_numpy(array).flatten(1)
-        if (scale := _scale(rows)) is not None:
-            floats = self.node("Cast", self.small((rows / scale).round().view(weight.shape)), to=TensorProto.FLOAT)
+        scale = _scale(rows)
+        whole = None if scale is None else (rows / scale).round()
+        is_small = whole is not None and bool((whole == whole.to(torch.int8)).all())
+        listed = None if is_small else _listed(array)
+        if scale is not None and whole is not None and listed is None:
+            floats = self.node("Cast", self.small(whole.view(weight.shape)), to=TensorProto.FLOAT)
             return floats if (scale == 1).all() else self.node("Mul", floats, self.constant(scale.view(shape)))
-        if (listed := _listed(array)) is None:
+        if listed is None:
             return self.constant(array)
         places, levels = listed
         whole = self.node("Cast", self.constant(places, np.uint8), to=TensorProto.INT32)

@@ -1,6 +1,7 @@
 """A program run by torch's operators and libraries: on any device, with functions that C does not have."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -262,7 +263,7 @@ class _Call(nn.Module):
 
     def __init__(self, function: Function) -> None:
         super().__init__()
-        self.function, self.result = function.function, function.result
+        self.call = replace(function, arguments=(), named={})  # which can be pickled
 
         def kept(argument: Any) -> Any:
             if not isinstance(argument, Tensor):
@@ -282,8 +283,8 @@ class _Call(nn.Module):
             return argument.times * len(values[0]) if isinstance(argument, Images) else argument
 
         arguments, named = tree_map(filled, self.arguments, is_leaf=_is_leaf)
-        results = self.function(*arguments, **named)
-        return results if self.result is None else results[self.result]
+        results = self.call.function(*arguments, **named)
+        return results if self.call.result is None else results[self.call.result]
 
 
 class _Kept:

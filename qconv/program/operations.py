@@ -8,6 +8,7 @@ Tensors "of channels" are (C,) float32.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -301,6 +302,15 @@ class Function(Operation):
     arguments: tuple[Any, ...] = (Given(0),)
     named: Mapping[str, Any] = field(default_factory=dict)
     result: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        name = str(self.function) if isinstance(self.function, torch._ops.OpOverload) else ""
+        return {**vars(self), "function": name or self.function}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state["function"], str):
+            state = {**state, "function": reduce(getattr, state["function"].split("."), torch.ops)}
+        vars(self).update(state)
 
     def run(self, *values: Tensor) -> Tensor:
         def filled(argument: Any) -> Any:
