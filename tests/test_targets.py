@@ -191,11 +191,11 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
         with pytest.raises(error, match=message):
             qconv.export(model, tmp_path / path, **given | changed)
     (tmp_path / "a.txt").write_text("")
-    for name, message in (("none.xml", "there is no such file"), ("a.txt", r"it must end in \.onnx, \.qcp")):
+    for name, message in (("none.xml", "there is no such file"), ("a.txt", r"it must end in \.onnx, \.pt2, \.qcp")):
         with pytest.raises(ValueError, match=message):
             qconv.verify_export(model, tmp_path / name, images)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-    assert (*TARGETS,) == (*(target for target in OTHERS), "onnx")
+    assert {*TARGETS} == {*OTHERS, "onnx"}
 
 
 def test_litert_stores_four_bits(tmp_path: Path) -> None:
