@@ -136,7 +136,7 @@ def quantized_by_onnx_runtime(path: Path, images: Tensor) -> Path:
             return None if batch is None else {"input": batch.numpy()}
 
     prepared, target = path.with_name("prepared.onnx"), path.with_name("int8.onnx")
-    quant_pre_process(str(path), str(prepared))
+    quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)  # which fails for images of any size
     quantize_static(str(prepared), str(target), Reader(), per_channel=True, activation_type=QuantType.QUInt8)
     return target
 
