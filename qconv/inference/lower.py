@@ -82,8 +82,11 @@ class _Scope:
         return record(self.network, sample, self.whole)
 
     def check_one_image(self) -> None:
-        """Raise `NotRecorded` if one image alone takes another way."""
-        if self._targets(self._recorded(1)) != self._targets(self.graph):
+        """Raise `NotRecorded` if one image alone takes another way; torch may view it where it copies several."""
+        one, several = (
+            [each for each in self._targets(graph) if _computes(each)] for graph in (self._recorded(1), self.graph)
+        )
+        if one != several:
             raise NotRecorded("it does something else for one image than for several")
 
     @staticmethod
@@ -510,6 +513,12 @@ def _stays_whole(module: nn.Module) -> bool:
     """Whether a recording keeps a module whole: a quantized layer, or a batch norm by stored statistics."""
     is_norm = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d) and module.running_mean is not None
     return (is_norm or isinstance(module, QuantizedLayer)) and not has_own_forward(module)
+
+
+def _computes(target: Any) -> bool:
+    """Whether an operator makes other numbers than its input has."""
+    is_aten = isinstance(target, torch._ops.OpOverload)
+    return is_aten and not target.is_view and target._schema.name.rpartition("::")[2] not in (*_SAME, *_SHAPES)
 
 
 def _is_node(argument: Any) -> bool:
