@@ -94,21 +94,11 @@ def plan(
             another kind than those above that the model can't take.
     """
     check_module(model)
+    asked = Request(
+        scheme, skip, overrides, first_last, grad_quantizer, before_sign, signed_inputs, example, subclasses
+    )
     with while_not_lean(model):
-        result = plan_of(
-            model,
-            Request(
-                scheme,
-                skip=skip,
-                overrides=overrides,
-                first_last=first_last,
-                grad_quantizer=grad_quantizer,
-                before_sign=before_sign,
-                signed_inputs=signed_inputs,
-                example=example,
-                subclasses=subclasses,
-            ),
-        )
+        result = plan_of(model, asked)
     result = replace(result, costs=costs or {})
     print(result.text(screen_width()))  # noqa: T201  # the one function that is there to be read on the screen
     return result
@@ -166,21 +156,11 @@ def convert(
             "model is wrapped in DistributedDataParallel, which does not synchronize parameters added later, such "
             "as learned step sizes: convert the model first, then wrap it"
         )
+    asked = Request(
+        scheme, skip, overrides, first_last, grad_quantizer, before_sign, signed_inputs, example, subclasses
+    )
     with while_not_lean(model):
-        made = plan_of(
-            model,
-            Request(
-                scheme,
-                skip=skip,
-                overrides=overrides,
-                first_last=first_last,
-                grad_quantizer=grad_quantizer,
-                before_sign=before_sign,
-                signed_inputs=signed_inputs,
-                example=example,
-                subclasses=subclasses,
-            ),
-        )
+        made = plan_of(model, asked)
         if all(step.scheme is None for step in made.steps):
             raise ValueError(f"model ({type(model).__name__}) has nothing left to convert:\n{made}")
         _warn_of_layers_left(made.steps)

@@ -34,13 +34,7 @@ class TestPredictions(Callback):
         return Predictions.joined(self.parts)
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
         """Keep the predictions of the batch; `outputs` are the logits."""
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
