@@ -25,7 +25,7 @@ from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
 from .layer import check_called, check_quantizers, describe
 from .load import Content
-from .stored_outputs import can_be_tried, find_shape, inputs_of, make_trial, why_not_copied, why_refused
+from .stored_outputs import can_be_tried, find_shape, inputs_of, longest_trial, make_trial, why_not_copied, why_refused
 from .tensors import check_values, counters, inner_model, joined
 from .weight import Entry, entry
 
@@ -160,8 +160,9 @@ def _warn_of_hooks(model: nn.Module) -> None:
 def packed_sizes(model: nn.Module, size: tuple[int, ...] | None = None) -> tuple[dict[str, int], int]:
     """Return the bytes of each module's tensors in the file of `save_packed`, by its name, and the bytes of the header.
 
-    The header has no descriptions of network, images and classes. For a model that can't be packed yet, the bytes are
-    those after training: codes are evenly spaced, with one scale if the weight has none yet.
+    The header has no descriptions of network, images and classes, and the longest test of outputs, so that the file is
+    at most 8 bytes shorter. For a model that can't be packed yet, the bytes are those after training: codes are evenly
+    spaced, with one scale if the weight has none yet.
 
     Args:
         model: the model.
@@ -172,8 +173,8 @@ def packed_sizes(model: nn.Module, size: tuple[int, ...] | None = None) -> tuple
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what can't be packed yet
         is_tried = can_be_tried(model) and not why_not_copied(model)
-        shape = (find_shape(model) or size) if is_tried else None
-        trial = make_trial(model, shape) if shape else None
+        shape = find_shape(model, *([size] if size else [])) if is_tried else None
+        trial = longest_trial(model, shape) if shape else None
     described = described.model_copy(update={"sha256": "0" * 64, "trial": trial})
     listed: dict[str, Any] = {"__metadata__": {"qconv": to_json(described)}}
     sizes: Counter[str] = Counter()

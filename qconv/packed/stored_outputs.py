@@ -44,6 +44,16 @@ def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
     tolerance = max(TOLERANCE, 8 * moved.max().item())
     if tolerance > LARGEST:
         return None
+    return _trial(shape, kept, outputs, tolerance)
+
+
+def longest_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
+    """Return a test vector of the length that `make_trial` gives a trained model at most, after one run."""
+    outputs = _outputs(model, inputs_of(shape)[:2])
+    return None if outputs is None else _trial(shape, torch.tensor([CANDIDATES - 1] * 2), outputs, 1.2 * TOLERANCE)
+
+
+def _trial(shape: tuple[int, ...], kept: Tensor, outputs: Tensor, tolerance: float) -> Trial:
     numbers = outputs.flatten().tolist()
     text = base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
     return Trial(shape=list(shape), inputs=kept.tolist(), outputs=text, tolerance=float(f"{tolerance:.2g}"))
@@ -58,9 +68,9 @@ def why_refused(model: nn.Module, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def find_shape(model: nn.Module) -> tuple[int, ...] | None:
-    """Return the first usual shape that the model takes, without the batch; the model is not changed."""
-    for shape in usual_shapes(model):
+def find_shape(model: nn.Module, *others: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the first usual or other shape that the model takes, without the batch; the model is not changed."""
+    for shape in (*usual_shapes(model), *others):
         try:
             outputs = _outputs(model, inputs_of(shape)[:2])
         except FAILURES:
