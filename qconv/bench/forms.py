@@ -126,7 +126,7 @@ class ModelComparison:
         columns = [Column(""), *(Column(head, is_right=True) for head in heads)]
         notes = [fill(f"{form.name}: {form.note}", 100, subsequent_indent="  ") for form in self.forms if form.note]
         about = (
-            "Bytes of the file. In brackets: how many times as fast as float.",
+            "Bytes of the file. In brackets: how many times as fast as float, or slower.",
             f"Agreement with the trained network, on {self.pictures:,} images." if self.pictures else "",
             *(f"Fastest to ship, batch {size}: {self.fastest(size)}." for size in self.batch_sizes),
         )
@@ -134,9 +134,13 @@ class ModelComparison:
 
     def _cells(self, form: Form) -> tuple[str, ...]:
         timings = [form.timings.get(size) for size in self.batch_sizes]
-        times = ["–" if each is None else f"{each.ms:.3g} ({each.speed:.3g}×)" for each in timings]
+        times = ["–" if each is None else f"{each.ms:.3g} ({_speed_text(each.speed)})" for each in timings]
         shares = ["–" if share is None else f"{100 * share:.2f} %" for share in (form.agreement, form.accuracy)]
         return form.name, "–" if form.bytes is None else f"{form.bytes:,}", *times, *shares
+
+
+def _speed_text(speed: float) -> str:
+    return f"{speed:.3g}×" if speed >= 1 else f"{1 / speed:.3g}× slower"
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..kernels import operators
 from ..kernels.window import Window as Geometry
-from ..layers import QConv1d, QConv2d, QConv3d, QLinear, QuantizedLayer, SamePadded
+from ..layers import QConv1d, QConv2d, QConv3d, QLinear, QuantizedLayer
 from ..program import operations as ops
 from ..program.operations import Window
 from ..quantizers import Identity, Quantizer, input_scale
@@ -54,8 +54,6 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
     if type(layer).forward not in (QConv2d.forward, QLinear.forward):
         return Arithmetic("float", f"{type(layer).__name__} has a forward of its own")
-    if isinstance(layer, SamePadded) and layer.same_pad:
-        return Arithmetic("float", "its padding depends on the size of its input")
     quantizer = layer.input_quantizer
     levels = quantizer.levels(*quantizer.tensors())
     if levels is None:
@@ -178,7 +176,7 @@ class ShiftConv2d(nn.Module):
     scale: Tensor
     bias: Tensor
 
-    def __init__(self, layer: Any, how: Arithmetic) -> None:
+    def __init__(self, layer: Any, how: Arithmetic, sides: list[int]) -> None:
         super().__init__()
         self.quantizer = copy.deepcopy(layer.input_quantizer).eval().requires_grad_(False)
         self.is_linear = isinstance(layer, QLinear)
@@ -186,7 +184,7 @@ class ShiftConv2d(nn.Module):
         if not self.is_linear:
             self.padding_mode = layer.padding_mode
             value = layer.border_value
-            self.geometry = Geometry.of(layer.stride, layer.padding_sides, layer.dilation, layer.groups, value)
+            self.geometry = Geometry.of(layer.stride, sides, layer.dilation, layer.groups, value)
         codes = how.weight[..., None, None] if self.is_linear else how.weight
         weights, self.places = operators.digits_of_shifts(codes)
         for index, weight in enumerate(weights):  # not in one tensor: kernels keep what they make of each
@@ -257,14 +255,18 @@ class _Layer:
         self.bias = torch.zeros(len(how.scale)) if layer.bias is None else layer.bias.detach()
         self.first_bias = torch.zeros(len(how.scale)) if layer.has_scale_map else self.bias  # the map comes before it
         self.quantizer = layer.input_quantizer
+        self.sides: list[int] = []
         self.input = 0
         self.codes: int | None = None
 
     def lower(self, x: Value) -> Value:
         build, how = self.build, self.how
+        self.sides = self.layer.sides_for(x.shape[-2:]) if self.is_conv else []
         shape, self.input = self._shape(x.shape), x.place
         if how.kind == "shift":
-            return Value(build.call(ShiftConv2d(self.layer, how), shape, build.raw(x)), shape)
+            if self.is_conv and self.sides != self.layer.padding_sides:
+                build.fix_size()
+            return Value(build.call(ShiftConv2d(self.layer, how, self.sides), shape, build.raw(x)), shape)
         place, weight, window = self._of_image(x) if self.is_conv else self._of_rows(x)
         output = self._offset(place, weight, window) if how.kind == "offset" else self._sums(place, weight, window)
         if self.layer.has_scale_map:
@@ -276,7 +278,7 @@ class _Layer:
         """Return the shape of the output."""
         if not self.is_conv:
             return (*shape[:-1], len(self.how.weight))
-        window = self._window(tuple(self.layer.padding_sides))
+        window = self._window(tuple(self.sides))
         return (*shape[:-3], len(self.how.weight), *window.size((shape[-2], shape[-1])))
 
     def _window(self, sides: Any) -> Window:
@@ -285,7 +287,7 @@ class _Layer:
     def _of_image(self, x: Value) -> tuple[int, Tensor, Window]:
         """Return a convolution's input, weight and window."""
         layer, build = self.layer, self.build
-        place, sides = build.raw(x), tuple(layer.padding_sides)
+        place, sides = build.raw(x), tuple(self.sides)
         if len(x.shape) == 3:  # an image without a batch
             place = build.reshaped(place, (1, *x.shape))
         border = layer.border_value if self.how.kind != "binary" else 0

@@ -85,9 +85,13 @@ class _QConv(QuantizedLayer):
         batch = input.unsqueeze(0) if input.ndim == len(self.kernel_size) + 1 else input
         return batch if self.padding_mode == "zeros" else F.pad(batch, self.padding_sides, mode=self.padding_mode)
 
+    def sides_for(self, size: Sequence[int]) -> list[int]:
+        """Return `padding_sides`, for an input of this size; layers that pad by it override this."""
+        return self.padding_sides
+
     def operation(self, input: Tensor) -> Convolution:
-        """Return `op`; layers that pad by the size of their input override this."""
-        return self.op
+        """Return `op`, with the padding for this input."""
+        return self.padded_op(self.sides_for(input.shape[2:])) if self.padding_mode == "zeros" else self.op
 
     def padded_op(self, both_sides: list[int]) -> Convolution:
         """Return the convolution with this padding around the quantized input."""

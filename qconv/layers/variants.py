@@ -13,13 +13,13 @@ A class that computes the same as its parent needs no such form: ``subclasses={M
 does something, such as padding, around the forward of its parent (`around_own_forward`).
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..function.operations import Convolution
 from ..quantizers import INQ, ShiftPS
 from ..scheme import Scheme
 from .arguments import as_node
@@ -74,11 +74,11 @@ class SamePadded(QConv2d):
 
     same_pad: bool = True
 
-    def operation(self, input: Tensor) -> Convolution:
+    def sides_for(self, size: Sequence[int]) -> list[int]:
         if not self.same_pad:
-            return self.op
-        spans = zip(input.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True)
-        return self.padded_op(same_sides([_missing(*span) for span in spans]))
+            return self.padding_sides
+        spans = zip(size, self.kernel_size, self.stride, self.dilation, strict=True)
+        return same_sides([_missing(*span) for span in spans])
 
 
 @cache

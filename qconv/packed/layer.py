@@ -66,7 +66,10 @@ def class_name(layer: QuantizedLayer) -> str:
             f"type (={kind}), made of a {of}, must be made of a {plain}: a {of} may compute something else. If it does "
             f"not, set layer.__class__ = {plain} before convert"
         )
-    raise ValueError(f"type (={kind}) must be one of {', '.join(KNOWN)}")
+    raise ValueError(
+        f"type (={kind}) must be one of {', '.join(KNOWN)}: put what its forward adds, such as padding, into a module "
+        "before the float layer, and convert that"
+    )
 
 
 def geometry(layer: nn.Module, kind: type[QuantizedLayer]) -> dict[str, Any]:
