@@ -27,6 +27,10 @@ NETWORKS: dict[str, tuple[Any, Any]] = {
     "QuickNet": (models.quicknet, schemes.bnn()),
     "Bi-Real-18": (models.birealnet18, schemes.bireal()),
     "MobileNetV2 8/8": (lambda **given: models.torchvision_model(name="mobilenet_v2", **given), schemes.minmax(8, 8)),
+    "EfficientNet-Lite0 8/8": (
+        lambda **given: models.timm_model(name="tf_efficientnet_lite0", **given),
+        schemes.minmax(8, 8),
+    ),
     "ResNet-18 LSQ 8/8": (models.torchvision_resnet, schemes.lsq(8, 8)),
 }
 BATCHES = 1, 16
