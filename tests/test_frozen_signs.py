@@ -89,6 +89,7 @@ def test_signals(geometry: dict[str, Any]) -> None:
     assert not verify(model, frozen, input).equal
 
 
+@pytest.mark.nightly
 def test_a_network() -> None:
     torch.manual_seed(0)
     input = torch.randn(4, 3, 32, 32)

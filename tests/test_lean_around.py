@@ -154,6 +154,7 @@ def test_a_lean_module_as_the_root_of_a_graph(kind: Any) -> None:
     assert graphs[0] == graphs[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("exact", "scheme"), [(False, schemes.bireal()), (True, schemes.lsq())], ids=str)
 def test_files_and_frozen_models(scheme: qconv.Scheme, exact: bool, tmp_path: Path) -> None:
     model, lean, x = both(exact, scheme=scheme)

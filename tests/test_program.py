@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from settings import mostly_nightly
 from torch import Tensor, nn
 
 import qconv
@@ -249,7 +250,7 @@ def test_every_operation_in_c(kinds: int, groups: int, isa: str) -> None:
             assert torch.equal(plan(x.contiguous(memory_format=torch.channels_last), threads), wanted)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", mostly_nightly(NETWORKS, ("reactnet", "minmax88", "bwn")))
 def test_networks_in_c(name: str) -> None:
     model, x = network(name), torch.randn(5, 3, 17, 13)
     program = check_plan(model, x).program(x)
@@ -337,6 +338,7 @@ def test_what_c_has_no_operation_for_runs_by_torch() -> None:
         assert frozen(x).shape == planned.shape
 
 
+@pytest.mark.nightly
 def test_many_multiplications_of_floats_are_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, x = network("bwn"), torch.randn(2, 3, 16, 16)
     assert freeze(model).program(x).multiplications((16, 16)) == (10_138_240, 0)
@@ -507,7 +509,7 @@ def printed(command: list[str | Path], images: Tensor) -> Tensor:
     return torch.tensor([[float(number) for number in line.split()] for line in done.splitlines()])
 
 
-@pytest.mark.parametrize("name", ["bireal", "lsq88", "apot44"])
+@pytest.mark.parametrize("name", mostly_nightly(["bireal", "lsq88", "apot44"], ("bireal",)))
 def test_qconv_run_prints_what_freeze_gives(name: str, qconv_run: str, tmp_path: Path) -> None:
     model, x = network(name), torch.randn(70, 3, 12, 9)
     qconv.save_program(model, tmp_path / "model.qcp", x[:4])

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from settings import mostly_nightly
 from test_program import NETWORKS, Attentive, every, network, trained
 from torch import Tensor
 from torchvision.models import mobilenet_v2
@@ -25,6 +27,7 @@ from qconv.program.edges import edges_of, float_at, place_of
 from qconv.program.operations import Program, Window
 
 SUFFIXES = {target: kind.suffix for target, kind in TARGETS.items() if kind.has_codes}
+EACH = mostly_nightly(SUFFIXES, [target for target in SUFFIXES if target != "executorch"])
 PACKAGES = {"litert": "ai_edge_litert"}
 
 
@@ -61,9 +64,17 @@ def evened(quantize: ops.Quantize) -> ops.Quantize:
     return replace(quantize, edges=edges, codes=torch.arange(len(quantize.codes)).byte(), step=0.3)
 
 
-@pytest.mark.parametrize("target", SUFFIXES)
-@pytest.mark.parametrize("groups", [1, 2, 6])
-@pytest.mark.parametrize("kinds", [0, 1, 2])
+def each(*names: Any, slowly: Any) -> list[Any]:
+    """Parameters: each name for each target; for ExecuTorch, which lowers a program in 10 seconds, only some."""
+    return mostly_nightly(
+        [(target, *name) for name in names for target in SUFFIXES if target != "executorch" or name in slowly],
+        [(target, *name) for name in names for target in SUFFIXES if target != "executorch"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "kinds", "groups"), each(*product((0, 1, 2), (1, 2, 6)), slowly=[(0, 6), (1, 2), (2, 1)])
+)
 def test_every_operation(target: str, kinds: int, groups: int, tmp_path: Path) -> None:
     program = every(kinds, groups)
     if target == "qonnx":
@@ -89,8 +100,8 @@ MADE: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("target", SUFFIXES)
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("target", "name"), each(*zip(MADE), slowly=[("reactnet",), ("gates",), ("depthwise",)]))
 def test_networks(target: str, name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     frozen, images = freeze(MADE[name]()), torch.randn(4, 3, 17, 13)
@@ -104,17 +115,20 @@ def test_networks(target: str, name: str, tmp_path: Path) -> None:
 
 
 def near(target: str, edges: Tensor) -> Tensor:
-    """Each edge and the three floats on both sides, and the ends; LiteRT takes denormals as 0."""
+    """Each edge and the three floats on both sides, and the ends; XNNPACK takes denormals as 0."""
     floats = float_at(place_of(edges[edges.isfinite()]).unsqueeze(1) + torch.arange(-3, 4)).flatten()
     floats = torch.cat([floats, torch.tensor([0.0, -0.0, 1e30, -1e30])])
     is_normal = (floats.abs() >= torch.finfo(torch.float32).tiny) | (floats == 0)
-    return (floats[is_normal] if target == "litert" else floats).view(1, 1, 1, -1)
+    return (floats[is_normal] if target in ("litert", "executorch") else floats).view(1, 1, 1, -1)
 
 
-@pytest.mark.parametrize("target", SUFFIXES)
-@pytest.mark.parametrize("step", [1.0, 0.0371, 0.31407])
-@pytest.mark.parametrize(("low", "high"), [(0, 15), (-8, 7), (0, 255), (-128, 127), (-3, 3), (-100, 155)])
-def test_codes_change_at_the_edges(target: str, step: float, low: int, high: int, tmp_path: Path) -> None:
+STEPS = 1.0, 0.0371, 0.31407
+ENDS = (0, 15), (-8, 7), (0, 255), (-128, 127), (-3, 3), (-100, 155)
+
+
+@pytest.mark.parametrize(("target", "step", "ends"), each(*product(STEPS, ENDS), slowly=[(0.0371, (-100, 155))]))
+def test_codes_change_at_the_edges(target: str, step: float, ends: tuple[int, int], tmp_path: Path) -> None:
+    low, high = ends
     number = torch.tensor(step)
     edges = edges_of(lambda x: (x / number).clamp(low, high).round(), low, high, step)
     program = Program(1)
@@ -126,8 +140,9 @@ def test_codes_change_at_the_edges(target: str, step: float, low: int, high: int
     check(target, program, near(target, edges), tmp_path)
 
 
-@pytest.mark.parametrize("target", SUFFIXES)
-@pytest.mark.parametrize("edge", [0.0, -0.3, 1e-30, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    ("target", "edge"), each(*zip([0.0, -0.3, 1e-30, torch.inf, -torch.inf]), slowly=[(-0.3,), (1e-30,), (torch.inf,)])
+)
 def test_signs_change_at_the_edge(target: str, edge: float, tmp_path: Path) -> None:
     program = Program(1)
     given: dict[str, Any] = {"channels": 1, "origin": "layer"}
@@ -137,7 +152,7 @@ def test_signs_change_at_the_edge(target: str, edge: float, tmp_path: Path) -> N
     check(target, program, near(target, torch.tensor([edge])), tmp_path)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*EACH, *(target for target in TARGETS if target not in SUFFIXES)])
 def test_a_file_is_exported_and_verified_in_its_runtime(target: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES.get(target, "torch" if target in ("program", "pt2") else target))
     model, images = network("lsq44"), torch.randn(4, 3, 16, 16)
@@ -168,7 +183,7 @@ def test_codes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert f"not equal: {found.layers[0].own:,} codes of 'stages.0.0.conv1' are not those" in str(found)
 
 
-@pytest.mark.parametrize("target", SUFFIXES)
+@pytest.mark.parametrize("target", EACH)
 def test_an_operation_that_a_target_does_not_have_is_refused_by_its_layer(target: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES.get(target, target))
     program = Program(3)
@@ -198,6 +213,7 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
     assert {*TARGETS} == {*OTHERS, "onnx"}
 
 
+@pytest.mark.nightly
 def test_litert_stores_four_bits(tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     model, images, sizes = network("lsq44"), torch.randn(2, 3, 16, 16), []

@@ -439,6 +439,7 @@ def test_every_scheme_trains(scheme: str, tmp_path: Path) -> None:
     assert (result.about["packed_bytes"] < result.about["float_bytes"]) == (scheme != "identity")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -586,6 +587,7 @@ def test_a_folder_that_cannot_be_written(key: str, fails: Callable[..., str], tm
     assert (tmp_path / "file").read_text() == ""
 
 
+@pytest.mark.nightly
 def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[..., str], tmp_path: Path) -> None:
     last = whole[0] / "checkpoints/last.ckpt"
     before = last.read_bytes()
@@ -691,6 +693,7 @@ def test_a_sweep_in_folders_of_folders(tmp_path: Path) -> None:
     assert [row["overrides"] for row in read_runs(tmp_path)] == ["plain", "scheme=bnn/2", "scheme=bnn/10"]
 
 
+@pytest.mark.nightly
 def test_a_failed_run_keeps_the_rows_of_the_others(line: Callable[..., None], tmp_path: Path) -> None:
     arguments = "-m", "scheme.padding_value=0,2,1", *SMALL, "model.width=4", f"hydra.sweep.dir={tmp_path / 'sweep'}"
     with pytest.raises(SystemExit, match=r"padding_value \(=2\) must be 0, \+1 or -1"):

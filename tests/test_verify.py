@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from settings import default_dtype
+from settings import default_dtype, mostly_nightly
 from test_freeze import trained
 from torch import Tensor, nn
 from torchvision.ops import DeformConv2d
@@ -132,8 +132,10 @@ FAULTS: dict[str, Callable[[Any], Any]] = {
     "last bias": off("head", "bias", 1e-3),
 }
 
+BNN = schemes.bnn()
 
-@pytest.fixture(scope="module", params=[schemes.bnn(), schemes.lsq(4, 4), schemes.bwn()], ids=str)
+
+@pytest.fixture(scope="module", params=mostly_nightly([BNN, schemes.lsq(4, 4), schemes.bwn()], [BNN]), ids=str)
 def network(request: pytest.FixtureRequest) -> tuple[nn.Module, FrozenModel, Tensor]:
     """Trained and frozen, with an input."""
     torch.manual_seed(len(str(request.param)))

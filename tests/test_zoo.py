@@ -36,6 +36,7 @@ def test_card_describes_the_file(name: str) -> None:
         assert getattr(card, field) in card.markdown()
 
 
+@pytest.mark.nightly
 def test_the_two_values_of_adabin_are_frozen_to_integers() -> None:
     model = qconv.load("resnet20-adabin-cifar10")
     frozen = qconv.freeze(model)

@@ -97,6 +97,16 @@ def in_openvino(path: Path, image: Tensor) -> Callable[[], object]:
     return lambda: request.infer(input)
 
 
+def in_executorch(path: Path, image: Tensor) -> Callable[[], object]:
+    """A call of ExecuTorch, on all cores: its Python runtime has no number of threads."""
+    from executorch.runtime import Runtime
+
+    content = path.read_bytes()
+    program: Any = Runtime.get().load_program(content)
+    forward = program.load_method("forward")
+    return lambda: (forward.execute([image]), program, content)  # which must stay as long as the method
+
+
 def in_onnx_runtime(path: Path, image: Tensor) -> Callable[[], object]:
     """A call of ONNX Runtime."""
     model = OnnxModel(path, threads=1)
@@ -109,7 +119,13 @@ def in_c(path: Path, image: Tensor) -> Callable[[], object]:
     return lambda: plan(image, 1)
 
 
-RUNNERS = {"litert": in_litert, "openvino": in_openvino, "onnx": in_onnx_runtime, "program": in_c}
+RUNNERS = {
+    "litert": in_litert,
+    "openvino": in_openvino,
+    "executorch": in_executorch,
+    "onnx": in_onnx_runtime,
+    "program": in_c,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from ..runs.run_files import PACKED
 from .source import Source, add_model
 
 PICTURES = 256  # of a run, if none are named
-OTHERS = "program", "litert", "openvino", "qonnx", "pt2"
+OTHERS = "program", "litert", "openvino", "executorch", "qonnx", "pt2"
 
 HELP = "write a trained model as a packed file, or for another runtime"
 EXAMPLE = "qconv export outputs/2026-01-31/12-00-00 --to onnx"

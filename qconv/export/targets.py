@@ -41,6 +41,7 @@ TARGETS = {
     "program": Target(".qcp", has_codes=False),
     "litert": Target(".tflite"),
     "openvino": Target(".xml"),
+    "executorch": Target(".pte"),
     "qonnx": Target(".onnx", mark=b"qonnx.custom_op"),
     "onnx": Target(".onnx", has_codes=False),
     "pt2": Target(".pt2", has_codes=False),
@@ -64,8 +65,8 @@ def export(
     Args:
         model: the trained model, a frozen one, or what `qconv.load` takes: a packed file, a run, a name of the zoo.
         path: of the file, with the usual suffix: OpenVINO asks for .xml.
-        to: "litert", "openvino", "qonnx", "onnx" (`qconv.export_onnx`), "program" (`qconv.save_program`) or "pt2"
-            (`torch.export`).
+        to: "litert", "openvino", "executorch", "qonnx", "onnx" (`qconv.export_onnx`), "program" (`qconv.save_program`)
+            or "pt2" (`torch.export`).
         images: typical images (N, C, H, W). The file takes images of their size.
         options: of the target: for "litert" `four_bits`, for "onnx" those of `qconv.export_onnx`.
 

@@ -15,6 +15,7 @@ MODULES = {
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxruntime"),
     "openvino": ("openvino",),
+    "executorch": ("executorch",),
     "qonnx": ("qonnx", "onnx", "onnxruntime"),
     "litert": ("ai_edge_litert", "flatbuffers"),
     "hub": ("huggingface_hub",),

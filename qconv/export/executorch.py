@@ -1,0 +1,238 @@
+"""ExecuTorch: a program as a .pte file for XNNPACK.
+
+Codes are whole floats, convolved with whole weights: sums are exact, and kernels that round or clamp otherwise than the
+program have no part in them. Rounding and signs are additions and clamps, which XNNPACK has: it runs all but strides of
+shortcuts, uneven pooling and some functions.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ground.extras import needed
+from ..ground.files import atomic_file
+from ..program import operations as ops
+from ..program.operations import Operation, Program, Quantize, Size
+from ..program.plan import EDGES, PRODUCT, form_of
+
+SETTINGS: dict[str, str] = {}
+"""What a user must set: nothing."""
+_CODES = "codes"  # the method of a file that returns what is inside of it, too
+_NUMBERS = "numbers"  # the method of a file that returns the numbers of the operations that make codes
+_LARGEST, _SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
+_ROUNDS = 1.5 * 2.0**23
+"""Added and taken away again, it rounds half to even what is below 2^22."""
+
+
+def write(program: Program, path: Path, size: Size) -> None:
+    """Write a program as a .pte file, whose method ``forward`` takes one image (1, C, H, W) of this size.
+
+    Raises:
+        ImportError: ExecuTorch is missing: ``pip install "qconv[executorch]"``.
+        ValueError: the program has a function for which ExecuTorch has no operator.
+    """
+    image = torch.zeros(1, program.operations[0].channels, *size)
+    methods = {"forward": _Network(program), _CODES: _Network(program, is_open=True)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what ExecuTorch imports and calls
+        with needed("export to ExecuTorch"):
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+        lowered = to_edge_transform_and_lower(
+            {name: torch.export.export(network, (image,)) for name, network in methods.items()},
+            partitioner=[XnnpackPartitioner()],
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+            constant_methods={_NUMBERS: torch.tensor(coders(program))},
+        )
+        content = lowered.to_executorch().buffer
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+def run(path: Path, images: Any) -> dict[str, Any]:
+    """Run a file as it ships, image by image; then once more for the codes inside of it.
+
+    `images` is a numpy array; its codes are as `targets.run` returns them.
+    """
+    content, names = path.read_bytes(), [""]  # ExecuTorch (1.5.1) reads from the bytes until the last run
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its Python runtime, which it calls experimental
+        with needed("running an ExecuTorch file"):
+            from executorch.runtime import Runtime
+        program: Any = Runtime.get().load_program(content)
+        for number in program.load_method(_NUMBERS).execute([])[0].tolist():
+            names += [f"{number}.input", f"{number}.codes"]
+        (output,), (_, *inner) = (_outputs(program.load_method(name), images) for name in ("forward", _CODES))
+    return dict(zip(names, [output, *inner], strict=True))
+
+
+def _outputs(method: Any, images: Any) -> list[Any]:
+    import numpy as np
+
+    runs = [[value.numpy().copy() for value in method.execute([torch.from_numpy(image[None])])] for image in images]
+    return [np.concatenate(values) for values in zip(*runs, strict=True)]
+
+
+class _Network(nn.Module):
+    """A program in torch's operators on floats; codes are less their zero.
+
+    Args:
+        program: the program.
+        is_open: whether the floats before each quantizer, and its codes, are returned, too.
+    """
+
+    def __init__(self, program: Program, is_open: bool = False) -> None:
+        super().__init__()
+        operations = program.operations
+        self.put_together, self.output = program.put_together, program.output
+        self.inputs = [operation.inputs for operation in operations]
+        self.inner = coders(program) if is_open else []
+        self.steps = nn.ModuleList(_step(operation, operations) for operation in operations)
+
+    def forward(self, images: Tensor) -> Any:
+        """Return the output; in an open network a tuple of it and the floats and codes of each quantizer."""
+        values: list[Tensor] = []
+        for step, inputs in zip(self.steps, self.inputs, strict=True):
+            values.append(step(*(values[place] for place in inputs)) if inputs else images)
+        output = self.put_together([values[self.output]])
+        inner = [value for place in self.inner for value in (values[self.inputs[place][0]], values[place])]
+        return (output, *inner) if inner else output
+
+
+def coders(program: Program) -> list[int]:
+    """Return the numbers of the operations that make codes and signs."""
+    return [number for number, each in enumerate(program.operations) if isinstance(each, Quantize | ops.Sign)]
+
+
+def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
+    match operation:
+        case ops.Input():
+            return nn.Identity()
+        case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
+            return _Conv(operation, operations[operation.inputs[0]])
+        case ops.Affine():
+            return _Affine(operation.scale, operation.bias)
+        case ops.PReLU():
+            step = nn.PReLU(operation.channels)
+            step.weight.data = operation.slope
+            return step
+        case ops.Clamp():
+            return _clamp(operation.low, operation.high)
+        case Quantize():
+            return _quantize(operation)
+        case ops.Sign():
+            return _Sign(operation.edge)
+        case ops.Maximum() | ops.Average():
+            return _Pool(operation)
+        case ops.Mean():
+            return _Call(lambda x: x.mean((2, 3), keepdim=True))
+        case ops.Function():
+            on_floats: Any = getattr(operation.function, "on_floats", operation.function)
+            return _Call(replace(operation, function=on_floats).run)
+        case ops.Add() | ops.Multiply() | ops.Take():
+            return _Call(operation.run)
+    raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for ExecuTorch")
+
+
+class _Call(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return self.function(*values)
+
+
+class _Conv(nn.Module):
+    def __init__(self, conv: Any, coder: Any) -> None:
+        super().__init__()
+        self.shift = float(coder.zero - conv.zero) if isinstance(conv, ops.ConvCodes) else 0.0
+        left, right, top, bottom = conv.window.padding
+        self.value = float(getattr(conv, "pad_value", 0))
+        self.sides = conv.window.padding if self.value or (left, top) != (right, bottom) else (0, 0, 0, 0)
+        padding = (0, 0) if any(self.sides) else (top, left)
+        self.geometry = conv.window.stride, padding, conv.window.dilation, conv.groups
+        self.weight = nn.Parameter(conv.weight.float())
+        self.bias = nn.Parameter(torch.zeros(conv.channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.shift if self.shift else x
+        x = F.pad(x, self.sides, value=self.value) if any(self.sides) else x
+        return F.conv2d(x, self.weight, self.bias, *self.geometry)
+
+
+class _Affine(nn.Module):
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, scale: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale.view(-1, 1, 1))
+        self.register_buffer("bias", bias.view(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.bias
+
+
+def _clamp(low: float, high: float) -> nn.Module:
+    if (low, high) == (0.0, torch.inf):
+        return nn.ReLU()
+    return nn.Hardtanh(max(low, -_LARGEST), min(high, _LARGEST))
+
+
+def _quantize(quantize: Quantize) -> nn.Module:
+    low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+    form, factor = form_of(quantize, low, high)
+    if form == EDGES:
+        return _Levels(quantize.edges, quantize.codes.float() - quantize.zero)
+    scaled = _Call(lambda x: x * factor if form == PRODUCT else x / factor)
+    return nn.Sequential(scaled, nn.Hardtanh(low, high), _Call(lambda x: (x + _ROUNDS) - _ROUNDS))
+
+
+class _Levels(nn.Module):
+    """Codes that are not even: the lowest one, and a step for each edge that is reached."""
+
+    def __init__(self, edges: Tensor, codes: Tensor) -> None:
+        super().__init__()
+        self.signs = nn.ModuleList(_Sign(edge) for edge in edges.view(-1, 1))
+        self.middle, self.halves = float(codes[0] + codes[-1]) / 2, (codes.diff() / 2).tolist()
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.signs[0](x) * self.halves[0] + self.middle
+        for sign, half in zip(self.signs[1:], self.halves[1:], strict=True):
+            total = total + sign(x) * half
+        return total
+
+
+class _Sign(nn.Module):
+    """The sign of a difference, which is exact: huge or 0 by a product, between -1 and 1, and half a step on."""
+
+    edge: Tensor
+
+    def __init__(self, edge: Tensor) -> None:
+        super().__init__()
+        edge = torch.where(edge.abs() < _SMALLEST, (edge > 0) * _SMALLEST, edge)  # XNNPACK takes denormals as 0
+        self.register_buffer("edge", edge.view(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.hardtanh((F.hardtanh((x - self.edge) * _LARGEST) + 0.5) * 4.0)
+
+
+class _Pool(nn.Module):
+    def __init__(self, pool: Any) -> None:
+        super().__init__()
+        self.window, self.is_maximum = pool.window, isinstance(pool, ops.Maximum)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sides = self.window.reached((x.shape[2], x.shape[3]))
+        shape = self.window.kernel, self.window.stride
+        if self.is_maximum:
+            return F.max_pool2d(F.pad(x, sides, value=-_LARGEST) if any(sides) else x, *shape)
+        pooled = F.avg_pool2d(F.pad(x, sides), *shape)
+        return pooled / F.avg_pool2d(F.pad(torch.ones(1, 1, *x.shape[2:]), sides), *shape) if any(sides) else pooled
