@@ -99,7 +99,8 @@ def run(options: argparse.Namespace) -> int:
             is_any = options.to == "program" and program is not None and program.size is None
             size = "any height and width" if is_any else "{} x {} pixels".format(*example.shape[2:])
             print(f"takes images of {example.shape[1]} channels and {size}")
-    print(f"{out}: {out.stat().st_size:,} bytes")
+    for file in (out, out.with_suffix(".bin")) if options.to == "openvino" else (out,):
+        print(f"{file}: {file.stat().st_size:,} bytes")
     if compared is not None:
         print(f"against the trained model: {compared}")
     return 0

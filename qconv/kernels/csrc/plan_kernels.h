@@ -14,6 +14,12 @@ typedef void (*Tile)(const Step *, const char *const *, const char *, const int3
 
 /* Whole sums after one more unit, from a pixel at x, for the vector v of the weights at w. */
 LANE I add_whole(const int kind, I sum, const char *x, const char *w, int v, const int NV) {
+    /* A product of a lane's one code fits into 16 bits. */
+#if defined(HAS_CODES_SMALL)
+    if (kind == SUM_CODES_DEEP) return i_dot_small(sum, i_of_bytes(x + LANES * v), i_load(w + 64 * v));
+#else
+    if (kind == SUM_CODES_DEEP) return i_dot(sum, i_of_bytes(x + LANES * v), i_load(w + 64 * v));
+#endif
     const I unit = i_all(*(const Unit *)x);
     switch (kind) {
     case SUM_BITS: return i_count(sum, unit, i_load(w + 64 * v));
@@ -89,17 +95,21 @@ LANE void tile(const int kind, const int P, const int NV, const Step *s, const c
                                          const int32_t *const *base, const int32_t *spread, float *out) {              \
         tile(SUM_##kind, P, NV, s, px, w, base, spread, out);                                                          \
     }
+/* NARROW: of one vector, for channels that lie anywhere or have a lane each. */
 #if VECTORS == 2
-#define TILES(kind)                                                                                                    \
-    TILE(kind, 8, 1) TILE(kind, 8, 2) TILE(kind, 4, 1) TILE(kind, 4, 2) TILE(kind, 1, 1) TILE(kind, 1, 2)
+#define TILES(kind) TILE(kind, 8, 2) TILE(kind, 4, 2) TILE(kind, 1, 2) NARROW_TILES(kind)
+#define NARROW_TILES(kind) TILE(kind, 8, 1) TILE(kind, 4, 1) TILE(kind, 1, 1)
 #define TABLE(kind) [SUM_##kind] = {{kind##_8_1, kind##_8_2}, {kind##_4_1, kind##_4_2}, {kind##_1_1, kind##_1_2}}
+#define NARROW(kind) [SUM_##kind] = {{kind##_8_1}, {kind##_4_1}, {kind##_1_1}}
 static const int tile_pixels[3] = {8, 4, 1};
 #else
 #define TILES(kind) TILE(kind, 4, 1) TILE(kind, 2, 1) TILE(kind, 1, 1)
+#define NARROW_TILES TILES
 #define TABLE(kind) [SUM_##kind] = {{kind##_4_1}, {kind##_2_1}, {kind##_1_1}}
+#define NARROW TABLE
 static const int tile_pixels[3] = {4, 2, 1};
 #endif
-TILES(BITS) TILES(MASKED) TILES(CODES) TILES(FLOATS) TILES(SPREAD) TILES(DEEP)
+TILES(BITS) TILES(MASKED) TILES(CODES) TILES(FLOATS) NARROW_TILES(CODES_DEEP) NARROW_TILES(SPREAD) NARROW_TILES(DEEP)
 #if defined(HAS_CODES_4)
 TILES(CODES_4)
 #endif
@@ -110,7 +120,7 @@ TILES(CODES_SMALL)
 TILES(CODES_DOT)
 #endif
 static const Tile tiles[SUMS][3][2] = {
-    TABLE(BITS), TABLE(MASKED), TABLE(CODES), TABLE(FLOATS), TABLE(SPREAD), TABLE(DEEP),
+    TABLE(BITS), TABLE(MASKED), TABLE(CODES), TABLE(FLOATS), NARROW(CODES_DEEP), NARROW(SPREAD), NARROW(DEEP),
 #if defined(HAS_CODES_4)
     TABLE(CODES_4),
 #endif

@@ -67,6 +67,10 @@ LANE I i_zero(void) { return i_all(0); }
 LANE I i_load(const void *from) {
     return I_EACH(_mm256_loadu_si256(from), _mm256_loadu_si256((const __m256i *)from + 1));
 }
+LANE I i_of_bytes(const void *from) {
+    const __m128i bytes = _mm_loadu_si128(from);
+    return I_EACH(_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)));
+}
 LANE I i_gather(const int32_t *from, I at) {
     return I_EACH(_mm256_i32gather_epi32(from, at.a, 4), _mm256_i32gather_epi32(from, at.b, 4));
 }

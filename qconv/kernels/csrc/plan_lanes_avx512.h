@@ -33,6 +33,7 @@ LANE I f_round(F x) { return _mm512_cvtps_epi32(x); } /* half to even */
 LANE I i_zero(void) { return _mm512_setzero_si512(); }
 LANE I i_all(int32_t x) { return _mm512_set1_epi32(x); }
 LANE I i_load(const void *from) { return _mm512_loadu_si512(from); }
+LANE I i_of_bytes(const void *from) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(from)); }
 LANE I i_gather(const int32_t *from, I at) { return _mm512_i32gather_epi32(at, from, 4); }
 LANE I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
 LANE I i_less_twice(I a, I b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, 1)); }

@@ -77,6 +77,11 @@ LANE F f_gather(const void *from, I at) { /* `at`: in bytes */
     EACH x[l] = *(const float *)((const char *)from + places[l]);
     return f_load(x);
 }
+LANE I i_of_bytes(const void *from) {
+    int32_t x[LANES];
+    EACH x[l] = ((const uint8_t *)from)[l];
+    return i_load(x);
+}
 LANE I i_gather(const int32_t *from, I at) {
     int32_t x[LANES];
     i_store(x, at);

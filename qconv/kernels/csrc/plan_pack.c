@@ -71,7 +71,12 @@ static int are_small(const Plan *plan, const Step *s, int64_t filter, int most, 
     return 1;
 }
 
+static int is_depthwise(const Step *s, const Shape *shape) {
+    return s->op->groups > 1 && s->cin == 1 && shape->fan_out == 1;
+}
+
 static int codes_kernel(const Plan *plan, const Step *s, const Shape *shape) {
+    if (is_depthwise(s, shape)) return SUM_CODES_DEEP;
     if (plan->has_dot && plan->isa != AVX512) return SUM_CODES_DOT;
     if (plan->isa == AVX2 && are_small(plan, s, shape->filter, 64, 1)) return SUM_CODES_SMALL;
     /* Weights of 4 bits, two to a byte, each times 16 in the sums. */
@@ -96,8 +101,10 @@ static int kernel_of(const Plan *plan, Step *s, const Shape *shape) {
     if (op->kind == CONV_BITS) return bits_kernel(plan, s, shape);
     if (op->kind == CONV_CODES) return codes_kernel(plan, s, shape);
     if (is_apart(op, shape->fan_out, 1)) return SUM_FLOATS;
-    return s->cin == 1 && shape->fan_out == 1 ? SUM_DEEP : SUM_SPREAD;
+    return is_depthwise(s, shape) ? SUM_DEEP : SUM_SPREAD;
 }
+
+static int is_deep(const Step *s) { return s->sums == SUM_DEEP || s->sums == SUM_CODES_DEEP; }
 
 /* Bytes of a unit of taps in the input, and of its weights for a block. */
 static int unit_bytes(const Step *s) { return s->sums == SUM_NIBBLES ? 1 : 4; }
@@ -117,7 +124,7 @@ static void reach(const Step *s, const Shape *shape, int block, int64_t *start, 
     const int64_t to = ((last - 1) / shape->fan_out + 1) * (int64_t)s->cin;
     *start = s->op->kind == CONV_BITS ? from / 8 : s->op->kind == CONV_CODES ? from : 4 * from;
     *end = s->op->kind == CONV_BITS ? (to + 7) / 8 : s->op->kind == CONV_CODES ? to : 4 * to;
-    if (s->sums == SUM_DEEP) *end = *start + 4;
+    if (is_deep(s)) *end = *start + 4;
     if (s->sums == SUM_SPREAD) *start = 0, *end = 4 * s->cin;
 }
 
@@ -141,7 +148,7 @@ static void lay_out(Plan *plan, Step *s, const Shape *shape) {
     for (int b = 0; b < s->blocks && op->groups > 1; b++) {
         reach(s, shape, b, &start, &end);
         const int64_t most = shape->in->pixel - s->run * unit;
-        s->block_at[b] = (int32_t)(start < most || s->sums == SUM_DEEP ? start : most > 0 ? most : 0);
+        s->block_at[b] = (int32_t)(start < most || is_deep(s) ? start : most > 0 ? most : 0);
     }
     for (int64_t r = 0; r < s->rows; r++) {
         const int64_t i = shape->in_a_row ? r : r / op->kw, j = shape->in_a_row ? 0 : r % op->kw;
@@ -157,7 +164,7 @@ static Filter filter_of(const Step *s, const Shape *shape, int64_t o) {
     const int64_t wide = s->nv * LANES, block = o / wide, channel = o / shape->fan_out * s->cin;
     const int64_t per_byte = s->op->kind == CONV_BITS ? 8 : 1, bytes = s->op->kind == CONV_FLOATS ? 4 : 1;
     Filter f = {s->weight + block * s->block_bytes, (int)(o % wide / LANES), (int)(o % LANES), 0};
-    if (s->sums != SUM_DEEP && s->sums != SUM_SPREAD) f.first = channel - s->block_at[block] / bytes * per_byte;
+    if (!is_deep(s) && s->sums != SUM_SPREAD) f.first = channel - s->block_at[block] / bytes * per_byte;
     return f;
 }
 

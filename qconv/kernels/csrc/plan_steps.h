@@ -10,10 +10,10 @@ enum { LANES = 16, GROUP = 4, SLACK = 256, STRIP = 8 };
 
 /* How sums are made. MASKED: bits with a mask for each weight; NIBBLES: bits of AVX2, by a table for each 4 of them.
  * CODES_4: weights of 4 bits; CODES_SMALL: weights of at most 64 on AVX2; CODES_DOT: with dot products, which
- * AVX2 has from AVX-VNNI, and NEON from ARMv8.2.
+ * AVX2 has from AVX-VNNI, and NEON from ARMv8.2; CODES_DEEP: of depthwise filters, a channel in each lane.
  * SPREAD: floats of channels that lie anywhere, one for each lane; DEEP: the same where they follow each other. */
-enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_SMALL, SUM_CODES_DOT };
-enum { SUM_FLOATS = SUM_CODES_DOT + 1, SUM_SPREAD, SUM_DEEP, SUMS };
+enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_SMALL, SUM_CODES_DOT, SUM_CODES_DEEP };
+enum { SUM_FLOATS = SUM_CODES_DEEP + 1, SUM_SPREAD, SUM_DEEP, SUMS };
 
 /* Where a value lies in an arena, as (H, W, C) with a border that holds `fill`. */
 typedef struct {
