@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from settings import default_dtype
@@ -519,6 +520,8 @@ def test_whole_pictures_are_no_bits() -> None:
     frozen = freeze(qconv.convert(model, schemes.bnn(), skip=()).eval())
     with pytest.raises(TypeError, match=r"input has dtype torch.int64; it must be a floating dtype"):
         frozen(torch.ones(2, 8, 6, 1, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"input \(ndarray\) must be a tensor of samples"):
+        frozen(np.zeros((1, 1), np.float32))
 
 
 class HalvesByQuantize(quantizers.Quantizer):

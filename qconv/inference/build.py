@@ -140,6 +140,8 @@ class FrozenModel(nn.Module):
         """
         program, was_guess = self._program, self._is_guess and input.shape[1:] != self._sample.shape[1:]
         self._is_guess = is_guess
+        if not isinstance(input, Tensor):
+            raise TypeError(f"input ({type(input).__name__}) must be a tensor of samples")
         if self._sample.is_floating_point() and not input.is_floating_point():
             what = f"input has dtype {input.dtype}; it must be a floating dtype"
             raise TypeError(f"{what}: call input.to(torch.float32)")
