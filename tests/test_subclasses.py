@@ -116,7 +116,8 @@ def test_packed_and_frozen(build: Any, tmp_path: Path) -> None:
         loaded: Any = qconv.load_packed(tmp_path / "model.safetensors", float_model)
         assert loaded.eval()(input).equal(expected)
         frozen = qconv.freeze(model)
-        for images in (input, torch.randn(2, 4, 8, 12)):  # padding may depend on the size
+        for size in ((9, 9), (8, 12), (11, 7), (12, 8), (7, 7), (8, 8)):  # padding may depend on the size
+            images = torch.randn(2, 4, *size)
             torch.testing.assert_close(frozen(images), model(images), rtol=1e-4, atol=1e-5)
         assert frozen.layers[0].arithmetic != "float" or scheme not in on_integers
         qconv.to_float(loaded)

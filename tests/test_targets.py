@@ -92,6 +92,7 @@ MADE: dict[str, Callable[[], torch.nn.Module]] = {
         torch.randn(8, 3, 16, 16),
     ),
     "gates": lambda: trained(Attentive(), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16)),
+    "adabin": lambda: trained(NETWORKS["reactnet"][0](), schemes.adabin(), torch.randn(8, 3, 16, 16)),
     "depthwise": lambda: trained(
         mobilenet_v2(width_mult=0.25, num_classes=10),
         schemes.minmax(8, 8),
@@ -101,7 +102,7 @@ MADE: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("target", "name"), each(*zip(MADE), slowly=[("reactnet",), ("gates",), ("depthwise",)]))
+@pytest.mark.parametrize(("target", "name"), each(*zip(MADE), slowly=[("reactnet",), ("gates",), ("adabin",)]))
 def test_networks(target: str, name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     frozen, images = freeze(MADE[name]()), torch.randn(4, 3, 17, 13)

@@ -140,7 +140,7 @@ class ModelComparison:
 
 
 def _speed_text(speed: float) -> str:
-    return f"{speed:.3g}×" if speed >= 1 else f"{1 / speed:.3g}× slower"
+    return f"{speed:.3g}×" if speed >= 0.995 else f"{1 / speed:.3g}× slower"
 
 
 @torch.inference_mode()

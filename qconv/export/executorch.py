@@ -65,9 +65,15 @@ def run(path: Path, images: Any) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # of its Python runtime, which it calls experimental
         with needed("running an ExecuTorch file"):
             from executorch.runtime import Runtime
-        program: Any = Runtime.get().load_program(content)
+        try:
+            program: Any = Runtime.get().load_program(content)
+        except RuntimeError as error:
+            raise ValueError(f"exported file {path}: ExecuTorch can't load it: {error}") from error
         for number in program.load_method(_NUMBERS).execute([])[0].tolist():
             names += [f"{number}.input", f"{number}.codes"]
+        wanted = program.load_method("forward").metadata.input_tensor_meta(0).sizes()
+        if tuple(wanted[1:]) != images.shape[1:]:
+            raise ValueError(f"exported file {path}: takes images of {tuple(wanted[1:])}, not {images.shape[1:]}")
         (output,), (_, *inner) = (_outputs(program.load_method(name), images) for name in ("forward", _CODES))
     return dict(zip(names, [output, *inner], strict=True))
 
@@ -183,7 +189,10 @@ class _Affine(nn.Module):
 def _clamp(low: float, high: float) -> nn.Module:
     if (low, high) == (0.0, torch.inf):
         return nn.ReLU()
-    return nn.Hardtanh(max(low, -_LARGEST), min(high, _LARGEST))
+    low, high = max(low, -_LARGEST), min(high, _LARGEST)
+    if low == high:  # one number, which XNNPACK's clamp refuses
+        return nn.Sequential(nn.Hardtanh(low, _LARGEST), nn.Hardtanh(-_LARGEST, high))
+    return nn.Hardtanh(low, high)
 
 
 def _quantize(quantize: Quantize) -> nn.Module:
@@ -211,7 +220,7 @@ class _Levels(nn.Module):
 
 
 class _Sign(nn.Module):
-    """The sign of a difference, which is exact: huge or 0 by a product, between -1 and 1, and half a step on."""
+    """The sign of a difference of finite numbers: huge or 0 by a product, between -1 and 1, and half a step on."""
 
     edge: Tensor
 

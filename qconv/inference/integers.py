@@ -263,9 +263,9 @@ class _Layer:
         build, how = self.build, self.how
         self.sides = self.layer.sides_for(x.shape[-2:]) if self.is_conv else []
         shape, self.input = self._shape(x.shape), x.place
+        if self.is_conv and self.layer.pads_by_size:
+            build.fix_size()
         if how.kind == "shift":
-            if self.is_conv and self.sides != self.layer.padding_sides:
-                build.fix_size()
             return Value(build.call(ShiftConv2d(self.layer, how, self.sides), shape, build.raw(x)), shape)
         place, weight, window = self._of_image(x) if self.is_conv else self._of_rows(x)
         output = self._offset(place, weight, window) if how.kind == "offset" else self._sums(place, weight, window)

@@ -53,7 +53,11 @@ def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor) -> boo
     if sample.ndim != 4:
         return sample.ndim < 3
     height, width = sample.shape[2:]
-    for size in ((2 * height + 1, 2 * width + 1), (height // 2, width // 2)):
+    for size in (
+        (1 + _flipped(height - 1), 1 + _flipped(width - 1)),
+        (_flipped(height), _flipped(width)),
+        (height // 2, width // 2),
+    ):
         try:
             other = _Lowering(network, F.interpolate(sample[:1], size)).run()
         except Exception:  # noqa: BLE001  # a network may take one size only, and raise anything
@@ -63,6 +67,14 @@ def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor) -> boo
         if not is_equal or not all(type(a) is type(b) and is_same(a, b) for a, b in pairs):
             return False
     return True
+
+
+def _flipped(side: int) -> int:
+    """Return a larger number whose last six bits are the others: halves are odd where those of `side` are even.
+
+    Sizes that are halved and rounded down are odd where a bit is 1, and rounded up, where one of `side - 1` is 0.
+    """
+    return ((side | 63) + 1) | (~side & 63)
 
 
 class _Scope:

@@ -85,6 +85,11 @@ class _QConv(QuantizedLayer):
         batch = input.unsqueeze(0) if input.ndim == len(self.kernel_size) + 1 else input
         return batch if self.padding_mode == "zeros" else F.pad(batch, self.padding_sides, mode=self.padding_mode)
 
+    @property
+    def pads_by_size(self) -> bool:
+        """Whether `sides_for` depends on the size."""
+        return False
+
     def sides_for(self, size: Sequence[int]) -> list[int]:
         """Return `padding_sides`, for an input of this size; layers that pad by it override this."""
         return self.padding_sides

@@ -74,6 +74,10 @@ class SamePadded(QConv2d):
 
     same_pad: bool = True
 
+    @property
+    def pads_by_size(self) -> bool:
+        return self.same_pad and max(self.stride) > 1
+
     def sides_for(self, size: Sequence[int]) -> list[int]:
         if not self.same_pad:
             return self.padding_sides
