@@ -310,3 +310,19 @@ def test_openvino_needs_its_package_and_an_xml_file(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match=r"model\.bin\) must end in \.xml"):
         write(program, tmp_path / "model.bin", (4, 4))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.nightly
+def test_executorch_names_the_file_that_it_cannot_run(tmp_path: Path) -> None:
+    pytest.importorskip("executorch")
+    from qconv.export.executorch import run, write
+
+    program, path = Program(1), tmp_path / "model.pte"
+    program.outputs = (program.add(ops.Clamp(inputs=(0,), channels=1, low=1.0, high=1.0)),)
+    write(program, path, (4, 4))
+    assert np.array_equal(run(path, np.zeros((2, 1, 4, 4), np.float32))[""], np.ones((2, 1, 4, 4)))
+    with pytest.raises(ValueError, match=r"model\.pte: takes images of \(1, 4, 4\), not \(1, 5, 4\)"):
+        run(path, np.zeros((2, 1, 5, 4), np.float32))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"model\.pte: ExecuTorch can't load it"):
+        run(path, np.zeros((2, 1, 4, 4), np.float32))
