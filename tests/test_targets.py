@@ -323,6 +323,11 @@ def test_executorch_names_the_file_that_it_cannot_run(tmp_path: Path) -> None:
     assert np.array_equal(run(path, np.zeros((2, 1, 4, 4), np.float32))[""], np.ones((2, 1, 4, 4)))
     with pytest.raises(ValueError, match=r"model\.pte: takes images of \(1, 4, 4\), not \(1, 5, 4\)"):
         run(path, np.zeros((2, 1, 5, 4), np.float32))
+    erfinv: Any = torch.ops.aten.erfinv.default
+    program.outputs = (program.add(ops.Function(inputs=(0,), channels=1, function=erfinv)),)
+    write(program, tmp_path / "other.pte", (4, 4))
+    with pytest.raises(ValueError, match=r"other\.pte: ExecuTorch can't load it"):
+        run(tmp_path / "other.pte", np.zeros((2, 1, 4, 4), np.float32))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"model\.pte: ExecuTorch can't load it"):
         run(path, np.zeros((2, 1, 4, 4), np.float32))

@@ -35,7 +35,8 @@ def write(program: Program, path: Path, size: Size) -> None:
 
     Raises:
         ImportError: ExecuTorch is missing: ``pip install "qconv[executorch]"``.
-        ValueError: the program has a function for which ExecuTorch has no operator.
+        ValueError: an operation that can't be written. Functions are written by their names: `run` refuses a file with
+            one that ExecuTorch does not have.
     """
     image = torch.zeros(1, program.operations[0].channels, *size)
     methods = {"forward": _Network(program), _CODES: _Network(program, is_open=True)}
@@ -67,14 +68,15 @@ def run(path: Path, images: Any) -> dict[str, Any]:
             from executorch.runtime import Runtime
         try:
             program: Any = Runtime.get().load_program(content)
+            numbers, forward, codes = map(program.load_method, (_NUMBERS, "forward", _CODES))
         except RuntimeError as error:
             raise ValueError(f"exported file {path}: ExecuTorch can't load it: {error}") from error
-        for number in program.load_method(_NUMBERS).execute([])[0].tolist():
+        for number in numbers.execute([])[0].tolist():
             names += [f"{number}.input", f"{number}.codes"]
-        wanted = program.load_method("forward").metadata.input_tensor_meta(0).sizes()
-        if tuple(wanted[1:]) != images.shape[1:]:
-            raise ValueError(f"exported file {path}: takes images of {tuple(wanted[1:])}, not {images.shape[1:]}")
-        (output,), (_, *inner) = (_outputs(program.load_method(name), images) for name in ("forward", _CODES))
+        wanted = tuple(forward.metadata.input_tensor_meta(0).sizes()[1:])
+        if wanted != images.shape[1:]:
+            raise ValueError(f"exported file {path}: takes images of {wanted}, not {images.shape[1:]}")
+        (output,), (_, *inner) = _outputs(forward, images), _outputs(codes, images)
     return dict(zip(names, [output, *inner], strict=True))
 
 
