@@ -207,7 +207,7 @@ def _quantize(quantize: Quantize) -> nn.Module:
 
 
 class _Levels(nn.Module):
-    """Codes that are not even: the lowest one, and a step for each edge that is reached."""
+    """Codes that are not even: the middle of both ends, and half a step up or down for each edge."""
 
     def __init__(self, edges: Tensor, codes: Tensor) -> None:
         super().__init__()
