@@ -80,7 +80,7 @@ def main() -> None:
             slopes.by_kernel(signs, signs, signs, instruction_set=name)
             divisor = torch.rand(len(over), 1, 1, 1) + 0.1
             level_rounding.rounded(over, divisor, -8.0, 7.0, 1.0, 8, instruction_set=name)
-            level_rounding.stepped_back(over, over, divisor, -8, 7, False, instruction_set=name)
+            level_rounding.stepped_back(over, over, divisor, -8, 7, False, 1.0, 1e-6, instruction_set=name)
             for width in (1, 2, 4, 8):
                 codes = torch.randint(2**width, sizes.input, dtype=torch.uint8)
                 found = native_bits.pack_codes(codes, width, instruction_set=name)

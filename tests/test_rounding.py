@@ -49,9 +49,10 @@ def test_instruction_sets_give_what_torch_does(shape: tuple[int, ...], last: boo
         for strict in (False, True):
             z = input / divisor
             c, between = z.clamp(-3, 4), (z > -3) & (z < 4)
-            wanted = grad * (between if strict else c == z), grad * (c.round() - c * between)
+            of_step = (grad * (c.round() - c * between)).sum_to_size(divisor.shape) * 0.3
+            wanted, given = (grad * (between if strict else c == z), of_step), (grad, input, divisor, -3, 4, strict)
             for name in native.instruction_sets():
-                found = level_rounding.stepped_back(grad, input, divisor, -3, 4, strict, name)
+                found = level_rounding.stepped_back(*given, 0.3, 1e-6, name)
                 assert found is not None
                 for one, other in zip(found, wanted, strict=True):
                     assert torch.equal(one.view(torch.int32), other.view(torch.int32)), (name, strict)
@@ -81,17 +82,19 @@ def test_nan_is_nan_in_the_gradients() -> None:
     input = torch.tensor([torch.nan, 1.0, torch.inf])
     grad = torch.tensor([1.0, torch.nan, torch.inf])
     for function in (ops.step_backward, level_rounding.step_backward):
-        grad_input, terms = function(grad, input, torch.tensor(1.0), 0, 3, False)
-        assert grad_input.isnan().tolist() == [False, True, True]  # nothing passes NaN; inf · 0
-        assert terms.isnan().tolist() == [True, True, False]
+        of_input, _ = function(grad, input, torch.tensor(1.0), 0, 3, False, 1.0, 1e-6)
+        assert of_input.isnan().tolist() == [False, True, True]  # nothing passes NaN; inf · 0
+        _, of_step = function(grad, input, torch.ones(3), 0, 3, False, 1.0, 1e-6)
+        assert of_step.isnan().tolist() == [True, True, False]
 
 
 def test_threads_change_nothing() -> None:
     input = numbers((7, 48, 31, 30))
     grad, one = torch.randn_like(input), torch.tensor(0.4)
-    wanted = ops.round_codes(input, one, 0.0, 15.0, 1.0, 0), ops.step_backward(grad, input, one, 0, 15, False)
+    codes, slopes = (input, one, 0.0, 15.0, 1.0, 0), (grad, input, one.expand(len(input), 1, 1, 1), 0, 15, False)
+    wanted = ops.round_codes(*codes), level_rounding.stepped_back(*slopes, 1.0, 1e-6)
     with threads(3):
-        found = ops.round_codes(input, one, 0.0, 15.0, 1.0, 0), ops.step_backward(grad, input, one, 0, 15, False)
+        found = ops.round_codes(*codes), level_rounding.stepped_back(*slopes, 1.0, 1e-6)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
@@ -130,18 +133,17 @@ def test_what_the_kernel_leaves_to_the_definition() -> None:
         wanted = (given.to(torch.promote_types(given.dtype, torch.float32)) / divisor).clamp(0, 15).round()
         assert torch.equal(ops.round_codes(given, divisor, 0.0, 15.0, 1.0, 0)[0], wanted.to(torch.uint8))
         grad = torch.ones_like(given)
-        assert ops.step_backward(grad, given, divisor, 0, 3, False)[0].shape == given.shape
+        assert ops.step_backward(grad, given, divisor, 0, 3, False, 1.0, 1e-6)[0].shape == given.shape
         if given.numel():
-            found = ops.step_backward(grad, given, divisor, 0, 3, False)
-            wanted = by_formula(given.to(torch.promote_types(given.dtype, torch.float32)), divisor, 0, 3)
+            found = ops.step_backward(grad, given, divisor, 0, 3, False, 0.5, 1e-6)
+            of_x, of_step = by_formula(given.to(torch.promote_types(given.dtype, torch.float32)), divisor, 0, 3)
+            wanted = of_x, of_step.sum_to_size(divisor.shape) * 0.5
             torch.testing.assert_close(
                 found, tuple(each.to(f) for each, f in zip(wanted, found, strict=True)), equal_nan=True
             )
     last = input.contiguous(memory_format=torch.channels_last)
     grad = torch.randn_like(input)
-    assert torch.equal(
-        ops.step_backward(grad, last, one, 0, 3, True)[0], ops.step_backward(grad, input, one, 0, 3, True)[0]
-    )
+    assert torch.equal(*(ops.step_backward(grad, given, one, 0, 3, True, 1.0, 1e-6)[0] for given in (last, input)))
 
 
 @pytest.mark.parametrize(
@@ -156,13 +158,13 @@ def test_codes_that_no_byte_holds(ends: tuple[float, float], offset: int) -> Non
 
 def test_a_gradient_of_another_shape() -> None:
     with pytest.raises(ValueError, match=r"grad \(of shape \(2,\)\) must have the shape of input, \(3,\)"):
-        ops.step_backward(torch.zeros(2), torch.zeros(3), torch.tensor(1.0), 0, 3, False)
+        ops.step_backward(torch.zeros(2), torch.zeros(3), torch.tensor(1.0), 0, 3, False, 1.0, 1e-6)
 
 
 def test_torch_finds_the_operators_well_made() -> None:
     input, one = numbers((2, 70, 3, 3)), torch.tensor(0.5)
     torch.library.opcheck(ops.round_codes.default, (input, one, 0.0, 15.0, 1.0, 0))
-    torch.library.opcheck(ops.step_backward.default, (torch.randn_like(input), input, one, 0, 15, False))
+    torch.library.opcheck(ops.step_backward.default, (torch.randn_like(input), input, one, 0, 15, False, 1.0, 1e-6))
 
 
 QUANTIZERS = [LSQ(4), LSQ(8, per_channel=True), LSQInput(4), LSQInput(3, signed=True), PACT(4), PACT(8), DoReFaInput(2)]
@@ -206,11 +208,20 @@ def test_a_subclass_that_rounds_otherwise_is_believed() -> None:
 
 def test_values_of_a_rounding() -> None:
     x = torch.tensor([-1.0, 0.26, 0.74, 5.0])
-    rounding = Rounding(torch.tensor(1 / 3), torch.tensor(1.0), 0, 1, 3)
-    assert rounding.values(x).tolist() == [0.0, 1.0, 2.0, 3.0]
+    rounding = Rounding(torch.tensor(1.0), 0, 1, 3)
+    assert rounding.whole(x).values.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert rounding.scale(x).item() == pytest.approx(1 / 3)
     assert (found := rounding.bytes(x, 1)) is not None
     assert found.tolist() == [1, 2, 3, 4]
-    assert Rounding(torch.tensor(1.0), None, -2, 2).values(x).tolist() == [-1.0, 0.0, 1.0, 2.0]
+    assert Rounding(None, -2, 2).whole(x).values.tolist() == [-1.0, 0.0, 1.0, 2.0]
+    for rounding in (
+        Rounding(None, 0, 1, 3),
+        Rounding(torch.tensor(0.1), -2, 2, least=0.5),
+        Rounding(torch.zeros(()), 0, 3),
+    ):
+        values, scale = rounding.whole(x)
+        assert scale is not None
+        assert rounding.quantized(x).equal(values * scale)
 
 
 ENDED = [PACT(4, alpha=1.5), DoReFaInput(4)]

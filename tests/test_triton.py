@@ -89,12 +89,15 @@ def test_no_operator_waits_for_a_gpu(has_triton: bool, device: str, monkeypatch:
             codes,
             *ops.clamp_and_pack(x, 0.0, None),
             *ops.round_codes(x, step, 0.0, 15.0, 1.0, 0),
-            *ops.step_backward(x, x, step, 0, 15, False),
-            ops.round_values(x, step, step, 0.0, 15.0, 1.0),
+            *ops.step_backward(x, x, step, 0, 15, False, 1.0, 1e-6),
+            ops.round_values(x, step, 0.0, 15.0, 1.0, 0.0),
             ops.round_range(x, -step, step, 8),
             ops.rprelu(x, *of_channels),
             *ops.rprelu_backward(x, x, *of_channels[:2]),
             ops.unpack_signs(signs, 70, 1, x.dtype, False),
+            ops.sign(x),
+            ops.pass_between(x, x, -step, step),
+            ops.round_power_of_two(x, -7, 0),
         )
 
     first = call_all()  # compiles

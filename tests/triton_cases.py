@@ -20,13 +20,14 @@ import test_slopes
 import torch
 from torch import Tensor
 
-from qconv.kernels import bits, gpu, level_rounding, norm, operators, rprelu
+from qconv.kernels import bits, gpu, level_rounding, norm, operators, pointwise, rprelu, sign_gradients as _registered  # noqa: F401
 from qconv.kernels.gpu import (
     bits as gpu_bits,
     codes as gpu_codes,
     convolution,
     level_rounding as gpu_levels,
     passes,
+    pointwise as gpu_pointwise,
     rprelu as gpu_rprelu,
 )
 from qconv.kernels.window import Window
@@ -77,14 +78,21 @@ def check_no_kernel(device: str) -> None:
     one, channels = torch.ones((), device=device), torch.ones(6, device=device)
     for given, divisor in ((x.double(), one), (x[:0], one), (strided, one), (x, one.double()), (x, x.abs())):
         assert gpu_levels.round_codes(given, divisor, 0.0, 3.0, 1.0, 0) is None
-        assert gpu_levels.step_backward(given, given, divisor, 0, 3, False) is None
-        assert gpu_levels.round_values(given, divisor, divisor, 0.0, 3.0, 1.0) is None
-    assert gpu_levels.round_values(x, None, x[:, :1, :1, :1], 0.0, 3.0, 1.0) is None
+        assert gpu_levels.step_backward(given, given, divisor, 0, 3, False, 1.0, 1e-6) is None
+        assert gpu_levels.round_values(given, divisor, 0.0, 3.0, 1.0, 0.0) is None
+    assert gpu_levels.round_values(strided, None, 0.0, 3.0, 1.0, 0.0) is None
     assert gpu_levels.round_range(x.double(), -one, one, 8) is None
     assert gpu_levels.round_range(x, -one, one.double(), 8) is None
-    assert gpu_levels.step_backward(x[:1], x, one, 0, 3, False) is None
-    assert gpu_levels.step_backward(x.double(), x, one, 0, 3, False) is None
-    assert gpu_levels.step_backward(x, x, one, 0, 2**21, False) is None
+    assert gpu_levels.step_backward(x[:1], x, one, 0, 3, False, 1.0, 1e-6) is None
+    assert gpu_levels.step_backward(x.double(), x, one, 0, 3, False, 1.0, 1e-6) is None
+    assert gpu_levels.step_backward(x, x, one, 0, 2**21, False, 1.0, 1e-6) is None
+    for given in (x.double(), x[:0], strided):
+        assert gpu_pointwise.sign(given) is None
+        assert gpu_pointwise.round_power_of_two(given, -15, 0) is None
+        assert gpu_pointwise.pass_between(given, given, one, one) is None
+    assert gpu_pointwise.round_power_of_two(x, -128, 0) is None
+    assert gpu_pointwise.pass_between(x[:1], x, one, one) is None
+    assert gpu_pointwise.pass_between(x, x, one, one.double()) is None
     for given in (x.double(), x[:0], x[:, :5], strided):
         assert gpu_rprelu.rprelu(given, channels, channels, channels) is None
         assert gpu_rprelu.rprelu_backward(given, given, channels, channels) is None
@@ -185,6 +193,42 @@ def check_slopes(seed: int, device: str) -> None:
                 assert test_slopes.same(grad, wanted)
 
 
+def check_pointwise(seed: int, device: str) -> None:
+    """Bit for bit, with thresholds of powers of two and their neighbours, denormals, zeros, NaN and inf."""
+    rng = random.Random(seed)
+    shape = rng.choice([(1,), (31,), (2, 3), (3, 65, 5), (2, 70, 9, 7), (2, 20, 3, 4, 5)])
+    roots = torch.tensor([2.0 ** (exponent / 2) for exponent in range(-290, 255)])
+    edges = torch.cat([roots, roots.nextafter(torch.tensor(torch.inf)), roots.nextafter(torch.tensor(0.0))])
+    special = torch.cat([edges, torch.tensor([0.0, -0.0, torch.inf, torch.nan, 2.0**-149, 2.0**-130, 1.0, 3.0])])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for last in (False, len(shape) > 3):
+            input = torch.randn(shape) * 10.0 ** rng.randint(-4, 2)
+            some = torch.rand(shape) < 0.7
+            input[some] = special[torch.randint(len(special), (int(some.sum()),))]
+            input = (input * torch.where(torch.rand(shape) < 0.5, -1, 1)).to(dtype)
+            if last:
+                input = input.to(memory_format=torch.channels_last if len(shape) == 4 else torch.channels_last_3d)
+            of_channels = (1, *shape[1:2], *[1] * (len(shape) - 2))
+            end = torch.rand(rng.choice([(), of_channels if len(shape) > 1 else ()])) * 2
+            input, grad, end = input.to(device), torch.randn_like(input).to(device), end.to(device)
+            low = rng.choice([-15, -127, 0, -3])
+            half = dtype == torch.bfloat16 and device == "cpu"  # to which the interpreter does not round
+            if half:  # and of which it reads denormals as 0
+                input[input.abs() < 2.0**-126] = 0
+            for name, asked in (
+                ("sign", (input.nan_to_num(1.0),)),
+                ("pass_between", (rng.choice([grad, grad.contiguous().float()]), input, -end, end)),
+                ("round_power_of_two", (input, low, rng.choice([0, max(low, -1), 5]))),
+            ):
+                wanted, found = (getattr(module, name)(*asked) for module in (pointwise, gpu_pointwise))
+                assert found is not None
+                assert (found.dtype, found.stride()) == (wanted.dtype, input.stride()), name
+                if half and name == "pass_between":
+                    torch.testing.assert_close(found, wanted, rtol=2**-6, atol=1e-30, equal_nan=True)
+                else:
+                    assert test_slopes.same(found.contiguous(), wanted.contiguous()), (name, dtype, asked[1:])
+
+
 def check_levels(seed: int, device: str) -> None:
     """Bit for bit, with every divisor that there is a kernel for, and NaN anywhere."""
     rng, same = random.Random(seed), test_slopes.same
@@ -209,23 +253,18 @@ def check_levels(seed: int, device: str) -> None:
                     assert found[0].stride() == given.stride()
                     strict, (low, high) = rng.random() < 0.5, rng.choice([(-3, 4), (0, 15), (0, 0), (-128, 127)])
                     for g in (grad, whole):
-                        wanted = level_rounding.step_backward(g, given, divisor, low, high, strict)
-                        found = gpu_levels.step_backward(g, given, divisor, low, high, strict)
+                        asked = g, given, divisor, low, high, strict, rng.choice([1.0, 0.3]), rng.choice([1e-6, 0.3])
+                        found = gpu_levels.step_backward(*asked)
                         assert found is not None
-                        (found, parts), (wanted, terms) = found, wanted
+                        (found, of_step), (wanted, sums) = found, level_rounding.step_backward(*asked)
                         assert same(found.contiguous(), wanted.contiguous()), (dtype, low, high, strict)
-                        if divisor.numel() > 1:
-                            assert same(parts.contiguous(), terms.contiguous()), (dtype, low, high, strict)
-                        else:
-                            total, close = (
-                                terms.double().sum(),
-                                1e-6 * float(terms.double().abs().nansum().clamp(max=1e30)),
-                            )
-                            torch.testing.assert_close(parts.double().sum(), total, rtol=0, atol=close, equal_nan=True)
-                    scale = rng.choice([divisor, divisor.flatten()[0] * 0.7])
+                        assert of_step.shape == sums.shape
+                        finite = g.double().abs().nan_to_num(0, 0).sum()  # sums in another order
+                        close = 1e-6 * float(finite) * max(map(abs, (low, high, 1)))
+                        torch.testing.assert_close(of_step, sums, rtol=1e-6, atol=close, equal_nan=True)
                     half = dtype == torch.bfloat16 and device == "cpu"  # to which the interpreter does not round
-                    by, ends = rng.choice([divisor, None]), (float(low), float(high), rng.choice([1.0, 3.0]))
-                    values = given, by if scale.numel() == 1 else divisor, scale, *ends
+                    unit, ends = rng.choice([divisor, None, 0 * divisor]), (float(low), float(high))
+                    values = given, unit, *ends, rng.choice([1.0, 3.0]), rng.choice([0.0, 0.3])
                     levels = (
                         given,
                         rng.choice([-1, 0]) * divisor,
@@ -373,7 +412,7 @@ def check_it_compiles(capability: int) -> None:
 
     with patch.object(JITFunction, "run", compiled):
         _compile_all(torch.float32 if capability < 90 else torch.bfloat16)
-    assert len(made) == 16, made.keys()
+    assert len(made) == 19, [*made]
     multiplied = "mma.sync" if capability < 90 else "wgmma.mma_async"
     assert multiplied in made["qconv.kernels.gpu.convolution._convolve"]
     assert "cvt.rn.bf16" in made["qconv.kernels.gpu.passes._slope"]
@@ -396,8 +435,11 @@ def _compile_all(dtype: torch.dtype) -> None:
     passes.norm_backward_(x, x.clone(), None, torch.zeros(128), torch.ones(128))
     passes.approx_sign_backward_(x.bfloat16(), x.bfloat16())
     gpu_levels.round_codes(x, torch.ones(2, 1, 1, 1), 0.0, 15.0, 1.0, 0)
-    gpu_levels.step_backward(x, x, torch.ones(()), 0, 15, False)
-    gpu_levels.round_values(x, torch.ones(()), torch.ones(()), 0.0, 15.0, 1.0)
+    gpu_levels.step_backward(x, x, torch.ones(()), 0, 15, False, 1.0, 1e-6)
+    gpu_levels.round_values(x, torch.ones(()), 0.0, 15.0, 1.0, 0.0)
+    gpu_pointwise.sign(x)
+    gpu_pointwise.pass_between(x, x, torch.zeros(()), torch.ones(()))
+    gpu_pointwise.round_power_of_two(x, -15, 0)
     gpu_levels.round_range(x, torch.zeros(()), torch.ones(()), 8)
     gpu_rprelu.rprelu(x, *torch.zeros(3, 128))
     gpu_rprelu.rprelu_backward(x, x, *torch.zeros(2, 128))
@@ -412,6 +454,7 @@ SEEDED: dict[str, tuple[Callable[[int, str], None], int]] = {
     "weight": (check_weight, 3),
     "slopes": (check_slopes, 3),
     "levels": (check_levels, 6),
+    "pointwise": (check_pointwise, 4),
     "rprelu": (check_rprelu, 4),
     "norm": (check_norm, 4),
 }

@@ -6,6 +6,8 @@ bit, but for the bits of a NaN, for any number of threads and any instruction se
 bfloat16 and float16, too.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,12 +21,11 @@ _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 LIBRARY.define(
     "round_codes(Tensor input, Tensor divisor, float low, float high, float factor, int offset) -> (Tensor, Tensor)"
 )
-LIBRARY.define(
-    "round_values(Tensor input, Tensor? divisor, Tensor scale, float low, float high, float factor) -> Tensor"
-)
+LIBRARY.define("round_values(Tensor input, Tensor? unit, float low, float high, float factor, float least) -> Tensor")
 LIBRARY.define("round_range(Tensor input, Tensor low, Tensor high, int bits) -> Tensor")
 LIBRARY.define(
-    "step_backward(Tensor grad, Tensor input, Tensor step, int low, int high, bool strict) -> (Tensor, Tensor)"
+    "step_backward(Tensor grad, Tensor input, Tensor step, int low, int high, bool strict, float factor, float least) "
+    "-> (Tensor, Tensor)"
 )
 
 
@@ -63,29 +64,34 @@ def round_codes(
     return codes, is_nan.any()
 
 
-def round_values(
-    input: Tensor, divisor: Tensor | None, scale: Tensor, low: float, high: float, factor: float
-) -> Tensor:
-    """Return ``round(clamp(input / divisor, low, high) · factor) · scale``, half to even, in the dtype of ``input``.
+def round_values(input: Tensor, unit: Tensor | None, low: float, high: float, factor: float, least: float) -> Tensor:
+    """Return ``round(clamp(input / unit, low, high) · factor) · (unit / factor)``, half to even, as ``input``'s dtype.
 
-    It is computed in at least float32. The other arguments are as in `round_codes`; without a divisor it is 1.
+    It is computed in at least float32.
 
     Args:
         input: numbers of any shape.
-        divisor: broadcasts against ``input``.
-        scale: one number, or of the shape of ``divisor``.
+        unit: as ``divisor`` of `round_codes`; None is 1. By 0 nothing is divided.
         low: the smallest of the clamped numbers.
         high: the largest one.
         factor: what they are multiplied with.
+        least: smaller units count as this.
 
     Example:
-        >>> step = torch.tensor(0.5)
-        >>> round_values(torch.tensor([-3.0, 0.6, 1.2, 99.0]), step, step, -2.0, 5.0, 1.0)
+        >>> round_values(torch.tensor([-3.0, 0.6, 1.2, 99.0]), torch.tensor(0.5), -2.0, 5.0, 1.0, 0.0)
         tensor([-1.0000,  0.5000,  1.0000,  2.5000])
     """
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    values = (wide if divisor is None else wide / divisor).clamp(low, high)
-    return (values.mul_(factor).round_() * scale).to(input.dtype)
+    unit, divisor = unit_and_divisor(wide.new_ones(()) if unit is None else unit, least)
+    return ((wide / divisor).clamp(low, high).mul_(factor).round_() * (unit / factor)).to(input.dtype)
+
+
+def unit_and_divisor(unit: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Return the units, at least ``least``, and what is divided by them: 1 in place of 0, as of a row of zeros."""
+    if least > 0:
+        unit = unit.clamp(min=least)
+        return unit, unit
+    return unit, unit + (unit == 0)  # a NaN stays
 
 
 def range_levels(low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,14 +133,13 @@ def check_fit(low: float, high: float, factor: float, offset: int) -> None:
 
 
 def step_backward(
-    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
+    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool, factor: float, least: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of ``input`` through LSQ's levels, and parts that add up to the gradient of ``step``.
-
-    There is a part for each element; if there is one step, a kernel may have added some of them up.
+    """Return the gradient of ``input`` through LSQ's levels, and ``factor`` times the gradient of ``step``.
 
     With ``z = input / step``, ``c = clamp(z, low, high)`` and ``between = 1[low < z < high]``: ``grad · 1[c = z]``, or
-    if ``strict`` ``grad · between``; and ``grad · (round(c) − c · between)``, in at least float32.
+    if ``strict`` ``grad · between``; and ``factor · Σ grad · (round(c) − c · between)``, in at least float32, over the
+    elements that share a step.
 
     Args:
         grad: the gradient of the rounded numbers.
@@ -143,21 +148,24 @@ def step_backward(
         low: the smallest level.
         high: the largest level.
         strict: whether the gradient of ``input`` stops at the ends, too.
+        factor: what the gradient of ``step`` is multiplied with.
+        least: smaller steps count as this, above 0.
 
     Raises:
         ValueError: a gradient of another shape.
 
     Example:
-        >>> step_backward(torch.ones(3), torch.tensor([-1.0, 0.75, 9.0]), torch.tensor(0.5), 0, 3, False)
-        (tensor([0., 1., 0.]), tensor([0.0000, 0.5000, 3.0000]))
+        >>> step_backward(torch.ones(3), torch.tensor([-1.0, 0.75, 9.0]), torch.tensor(0.5), 0, 3, False, 2.0, 1e-6)
+        (tensor([0., 1., 0.]), tensor(7.))
     """
     if grad.shape != input.shape:
         raise ValueError(f"grad (of shape {tuple(grad.shape)}) must have the shape of input, {tuple(input.shape)}")
-    z = input.to(torch.promote_types(input.dtype, torch.float32)) / step
+    z = input.to(torch.promote_types(input.dtype, torch.float32)) / step.clamp(min=least)
     clamped = z.clamp(low, high)
     between = (z > low) & (z < high)
     passes = between if strict else clamped == z
-    return grad * passes, grad.to(z.dtype) * (clamped.round() - clamped * between)
+    terms = grad.to(z.dtype) * (clamped.round() - clamped * between)
+    return grad * passes, terms.sum_to_size(step.shape) * factor
 
 
 def rounded(
@@ -181,7 +189,15 @@ def rounded(
 
 
 def stepped_back(
-    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool, instruction_set: str | None = None
+    grad: Tensor,
+    input: Tensor,
+    step: Tensor,
+    low: int,
+    high: int,
+    strict: bool,
+    factor: float,
+    least: float,
+    instruction_set: str | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """`step_backward` by the kernel; None and ``instruction_set`` as in `rounded`."""
     if (grad.shape, grad.dtype, grad.device) != (input.shape, input.dtype, input.device) or not _is_plain(input):
@@ -189,9 +205,9 @@ def stepped_back(
     if grad.stride() != input.stride():  # as a weight that is contiguous, and its gradient that is channels_last
         grad = torch.empty_like(input).copy_(grad)
     grad_input, terms = torch.empty_like(input), torch.empty_like(input)
-    numbers = _STEP_BACKWARD, 0, int(strict)
-    done = _call((input, step, grad, grad_input, terms, None), numbers, (low, high, 1.0), instruction_set)
-    return (grad_input, terms) if done else None
+    numbers, divisor = (_STEP_BACKWARD, 0, int(strict)), step.clamp(min=least)
+    done = _call((input, divisor, grad, grad_input, terms, None), numbers, (low, high, 1.0), instruction_set)
+    return (grad_input, terms.sum_to_size(step.shape) * factor) if done else None
 
 
 def _call(
@@ -227,11 +243,9 @@ def _round_codes(
     return round_codes(input, divisor, low, high, factor, offset) if found is None else found
 
 
-def _step_backward(
-    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
-) -> tuple[Tensor, Tensor]:
-    found = stepped_back(grad, input, step, low, high, strict)
-    return step_backward(grad, input, step, low, high, strict) if found is None else found
+def _step_backward(*given: Any) -> tuple[Tensor, Tensor]:
+    found = stepped_back(*given)
+    return step_backward(*given) if found is None else found
 
 
 for _definition, _kernel in (

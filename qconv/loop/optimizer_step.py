@@ -21,6 +21,8 @@ from ..quantizers.base import bounded, is_plain, is_plain_cpu
 from ..quantizers.part import Part
 from .input_signs import note
 
+_torch: Any = torch  # whose stubs leave out _foreach_*
+
 PATIENCE = 20
 """The number of optimizer steps between two looks at what other devices than the CPU hold."""
 
@@ -91,20 +93,24 @@ def _after_step(held: _Held) -> None:
             layer.after_step_()
         else:
             stepped += layer.stepped()
-    together: dict[tuple[float, float], list[Tensor]] = {}
+    together: dict[tuple[float, float, bool], list[Tensor]] = {}
     for quantizer, weight in stepped:
-        if type(quantizer).after_step_ is not Quantizer.after_step_ or "stream" in quantizer._modules:
+        clamped = [*bounded(quantizer, weight)]
+        is_more = type(quantizer).after_step_ is not Quantizer.after_step_ or "stream" in quantizer._modules
+        if is_more or not all(is_plain(tensor) for tensor, *_ in clamped):
             quantizer.after_step_(weight)
             continue
-        for tensor, low, high in bounded(quantizer, weight):
-            if is_plain(tensor):
-                together.setdefault((low, high), []).append(tensor)
-            else:
-                tensor.clamp_(low, high)
-    for (low, high), tensors in together.items():
-        torch._foreach_clamp_min_(tensors, low)  # pyright: ignore[reportPrivateImportUsage]
+        for tensor, low, high, is_magnitude in clamped:
+            together.setdefault((low, high, is_magnitude), []).append(tensor)
+    for (low, high, is_magnitude), tensors in together.items():
+        signs = _torch._foreach_sign(tensors) if is_magnitude else None
+        if is_magnitude:
+            _torch._foreach_abs_(tensors)
+        _torch._foreach_clamp_min_(tensors, low)
         if high < math.inf:
-            torch._foreach_clamp_max_(tensors, high)  # pyright: ignore[reportPrivateImportUsage]
+            _torch._foreach_clamp_max_(tensors, high)
+        if signs is not None:
+            _torch._foreach_mul_(tensors, signs)
 
 
 @torch.no_grad()
@@ -114,7 +120,7 @@ def _check_learned(model: nn.Module, learned: Sequence[Tensor], wait: bool = Fal
     On other devices than the CPU only with ``wait``.
     """
     readable = [tensor for tensor in learned if is_plain_cpu(tensor) or (wait and is_plain(tensor))]
-    norms = torch._foreach_norm(readable, 1) if readable else ()  # pyright: ignore[reportPrivateImportUsage]
+    norms = _torch._foreach_norm(readable, 1) if readable else ()
     if all(map(math.isfinite, norms)):
         return
     wrong = next((tensor for tensor in readable if not tensor.isfinite().all()), None)

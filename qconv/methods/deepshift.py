@@ -8,48 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_choice, check_numbers, check_whole
-from ..quantizers.base import Bounds, Codes, Quantizer, Whole
+from ..quantizers.base import MAGNITUDE, Bounds, Codes, Quantizer, Whole, is_eager_cuda
 from ..quantizers.flags import SHARE, flag_of
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.part import Rule, has_begun
+from ..quantizers.rounding import round_log2, round_power_of_two as round_power_of_two
 from ..quantizers.stochastic import Stream, uniform
 from ..scheme import Factory, Scheme, named
 
 Rounding = Literal["deterministic", "stochastic"]
-BELOW_ROOT_HALF = {
-    torch.float32: math.floor(math.sqrt(0.5) * 2**24) / 2**24,
-    torch.float64: math.nextafter(math.sqrt(0.5), 0),  # math.sqrt(0.5) is above 1/√2
-}
-"""The largest number of a dtype below 1/√2."""
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 """The binary digits of a dtype's numbers."""
-
-
-def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
-    """``sign(x) · 2^round(log2 |x|)`` with the exponent in ``[low, high]``; ±0 gives 0, NaN gives NaN.
-
-    The rounding is in the log domain: from 2^e to 2^(e+1) the threshold is 2^(e+½), not the midpoint 1.5 · 2^e.
-
-    Example:
-        >>> round_power_of_two(torch.tensor([0.7, -0.8, 0.0, 3.0, 0.1]), -15, 0)
-        tensor([ 0.5000, -1.0000,  0.0000,  1.0000,  0.1250])
-    """
-    return torch.exp2(round_log2(x, low, high)) * x.sign()
-
-
-def round_log2(x: Tensor, low: int, high: int) -> Tensor:
-    """``round(log2 |x|)``, at least ``low`` and at most ``high``, exactly; NaN for NaN.
-
-    The logarithm itself is rounded, beside a threshold to the other side. So its result is compared: e is right if
-    ``1/√2 < |x| / 2^e < √2``, where the division is exact. There is no tie, since √2 is irrational.
-    """
-    magnitude = wide(x).abs()
-    exponent = magnitude.log2().round().clamp(low, high)
-    ratio, below = magnitude / torch.exp2(exponent), BELOW_ROOT_HALF[magnitude.dtype]
-    exponent.add_(ratio <= below, alpha=-1).add_(ratio > 2 * below)
-    return exponent.clamp(low, high).to(x.dtype)
 
 
 def _stream(rounding: str) -> Stream | None:
@@ -101,7 +72,8 @@ class ShiftQ(Passing):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         if self.stream is None or not tensors:
-            return Whole(round_power_of_two(x, self.low, 0))
+            function = torch.ops.qconv.round_power_of_two if is_eager_cuda(x) else round_power_of_two
+            return Whole(function(x, self.low, 0))
         exponent = wide(x).abs().log2() + self.stream.uniform(x, *tensors)
         return Whole(torch.exp2(exponent.floor().clamp(self.low, 0)).to(x.dtype) * x.sign())
 
@@ -116,10 +88,9 @@ class ShiftQ(Passing):
     def levels(self, *tensors: Tensor) -> Levels:
         return _power_levels(self.low)
 
-    def after_step_(self, x: Tensor | None) -> None:
-        if x is not None:
-            torch.mul(x.abs().clamp_(2.0**self.low, 1.0), x.sign(), out=x)
-        super().after_step_(x)
+    @property
+    def bounds(self) -> Bounds:
+        return {MAGNITUDE: (2.0**self.low, 1.0)}
 
     def extra_repr(self) -> str:
         return f"weight_bits={self.bits}, rounding={self.rounding!r}"

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import Quantizer, Whole, is_eager_cuda
 from ..quantizers.kept_codes import Coded, Coding, Passing
-from ..quantizers.levels import Levels, level_step
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import ABOVE_ONE, BELOW_ZERO, wide, within
-from ..quantizers.rounding import Rounding
+from ..quantizers.rounding import Rounding, level_step
 from ..quantizers.signs import sign
 from ..quantizers.stochastic import Stream
 from ..scheme import Scheme, named, of_input
@@ -90,7 +90,7 @@ class DoReFaInput(Passing):
     r"""Activations of DoReFa-Net: unsigned, in [0, 1].
 
     ``x_q = round(n · clamp(x, 0, 1)) / n`` with ``n = 2^b − 1``, half to even; one bit gives {0, 1}, not a sign.
-    ``dx = g · 1[0 ≤ x ≤ 1]``: ties at 0 and at 1 pass. ±inf gives 1 or 0; NaN gives NaN, and 0 as gradient.
+    ``dx = g · 1[0 ≤ x ≤ 1]``: ties at 0 and at 1 pass. ±inf gives 1 or 0; NaN gives NaN; its gradient is 0 or g.
 
     The paper leaves the input of the first layer as it is, and clips the input of the last one without rounding it.
 
@@ -109,12 +109,10 @@ class DoReFaInput(Passing):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 1 / n."""
-        rounding = self.rounding_of(x)
-        return Whole(rounding.values(wide(x)), rounding.scale)
+        return self.rounding_of(x).whole(x)
 
     def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding:
-        count = 2**self.bits - 1
-        return Rounding(level_step(count, x), None, 0, 1, count)
+        return Rounding(None, 0, 1, 2**self.bits - 1)
 
     def levels(self, *tensors: Tensor) -> Levels:
         count = 2**self.bits - 1
@@ -126,6 +124,11 @@ class DoReFaInput(Passing):
 
     def passes(self, x: Tensor, *tensors: Tensor) -> Tensor:
         return within(x, 0, 1)
+
+    def passed(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        if not is_eager_cuda(x):
+            return super().passed(grad, x)
+        return torch.ops.aten.hardtanh_backward(grad, x, BELOW_ZERO, ABOVE_ONE)
 
     def stops_at(self, *tensors: Tensor) -> tuple[float, float]:
         return BELOW_ZERO, ABOVE_ONE

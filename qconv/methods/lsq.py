@@ -38,15 +38,18 @@ def round_levels(z: Tensor, low: int, high: int) -> Tensor:
     return sign(z) if (low, high) == (-1, 1) else z.clamp(low, high).round_()
 
 
-def step_backward(grad: Tensor, x: Tensor, step: Tensor, low: int, high: int, strict: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradient of ``x`` through the levels, and each element's part of the step's."""
+def step_backward(
+    grad: Tensor, x: Tensor, step: Tensor, low: int, high: int, strict: bool, factor: float
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of ``x`` through the levels, and ``factor`` times that of the step."""
     if is_plain(x) and (low, high) != (-1, 1) and not torch.compiler.is_compiling():
-        return torch.ops.qconv.step_backward(grad, x, step, low, high, strict)
-    z = wide(x) / step
+        return torch.ops.qconv.step_backward(grad, x, step, low, high, strict, factor, SMALLEST)
+    z = wide(x) / positive(step)
     clamped = z.clamp(low, high)
     between = (z > low) & (z < high)
     passes = between if strict else clamped == z
-    return grad * passes, grad.to(z.dtype) * (round_levels(z, low, high) - clamped * between)
+    terms = grad.to(z.dtype) * (round_levels(z, low, high) - clamped * between)
+    return grad * passes, terms.sum_to_size(step.shape) * factor
 
 
 def features(x: Tensor) -> int:
@@ -167,13 +170,11 @@ class LSQ(Coded):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         rounding = self.rounding_of(x, *tensors)
-        if rounding is None:
-            return Whole(sign(x), self._step(x, *tensors))
-        return Whole(rounding.values(wide(x)), rounding.scale)
+        return Whole(sign(x), positive(self._step(x, *tensors))) if rounding is None else rounding.whole(x)
 
     def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
-        step, (low, high) = self._step(x, *tensors), self.ends
-        return None if (low, high) == (-1, 1) else Rounding(step, step, low, high)
+        low, high = self.ends
+        return None if (low, high) == (-1, 1) else Rounding(self._step(x, *tensors), low, high, least=SMALLEST)
 
     @property
     def coding(self) -> Coding:
@@ -185,10 +186,9 @@ class LSQ(Coded):
         return Levels(low, high, positive(wide(tensors[0])), "sign" if (low, high) == (-1, 1) else "nearest")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        step = self._step(x, *tensors)
-        grad_x, terms = step_backward(grad, x, step, *self.ends, self.strict)
-        grad_step = terms.sum_to_size(step.shape) * self._grad_scale(x)
         (learned,) = tensors
+        step, factor = self._step(x, learned), self._grad_scale(x)
+        grad_x, grad_step = step_backward(grad, x, step, *self.ends, self.strict, factor)
         return grad_x, grad_step.reshape(learned.shape).to(learned.dtype)
 
     @property
@@ -197,7 +197,7 @@ class LSQ(Coded):
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         """The step so that it broadcasts against ``x``."""
-        step = positive(step).to(torch.promote_types(x.dtype, torch.float32))
+        step = step.to(torch.promote_types(x.dtype, torch.float32))
         return step.view(-1, *[1] * (x.ndim - 1)) if self.per_channel else step
 
     def _grad_scale(self, x: Tensor) -> float:
@@ -298,7 +298,7 @@ class LSQInput(ChosenSign, FromData[MagnitudesAndValues], LSQ):  # pyright: igno
         self.step.copy_(clamp_step(self.step * ratio.to(self.step), self.step.dtype))
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
-        step = positive(step).to(torch.promote_types(x.dtype, torch.float32))
+        step = step.to(torch.promote_types(x.dtype, torch.float32))
         if not self.per_channel:
             return step
         behind = (x.ndim - self.dim if self.dim >= 0 else -self.dim) - 1

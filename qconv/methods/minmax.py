@@ -1,12 +1,13 @@
 """Uniform levels on the range of the data: minimum and maximum, or percentiles."""
 
+import math
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import Whole, is_plain
+from ..quantizers.base import Whole, is_eager_cuda
 from ..quantizers.form import Form
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding, Passing
@@ -47,24 +48,22 @@ class _FromFirst(Passing):
     _bits: int
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        wide_x, rounding = wide(x), self.rounding_of(x, *tensors)
+        rounding = self.rounding_of(x, *tensors)
         if rounding is not None:
-            return Whole(rounding.values(wide_x), rounding.scale)
-        first, last, step = range_levels(*self._range(wide_x, *tensors), self._bits)
-        return Whole((wide_x / divisor(step)).round_().clamp_(first, last), step)
+            return rounding.whole(x)
+        first, last, step = range_levels(*self._range(x, *tensors), self._bits)
+        return Whole((wide(x) / divisor(step)).round_().clamp_(first, last), step)
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        if self.symmetric or not (x.is_cuda and is_plain(x)) or torch.compiler.is_compiling():
+        if self.symmetric or not is_eager_cuda(x):
             return super().quantize(x, *tensors)
-        return torch.ops.qconv.round_range(x, *self._range(wide(x), *tensors), self._bits)
+        return torch.ops.qconv.round_range(x, *self._range(x, *tensors), self._bits)
 
     def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
         if self.whole_ends is None:
             return None
         low, high = self.whole_ends
-        _, end = self._range(wide(x), *tensors)
-        step = end / high
-        return Rounding(step, divisor(step), low, high)
+        return Rounding(self._high(x, *tensors) / high, low, high)
 
     @property
     def coding(self) -> Coding:
@@ -77,7 +76,7 @@ class _FromFirst(Passing):
 
     def parts(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         values, step = super().parts(x, *tensors)
-        first, _, _ = uniform_range(*self._range(wide(x), *tensors), self._bits, self.symmetric)
+        first, _, _ = uniform_range(*self._range(x, *tensors), self._bits, self.symmetric)
         return values - first, step, first
 
     def joined(self, form: Form, values: Tensor, *others: Tensor) -> Whole:
@@ -86,10 +85,19 @@ class _FromFirst(Passing):
 
     def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
         wide_x = wide(x)
-        return wide_x.clamp(*self._range(wide_x, *tensors)) == wide_x
+        return wide_x.clamp(*self._range(x, *tensors)) == wide_x
+
+    def passed(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        if not is_eager_cuda(x) or not tensors:
+            return super().passed(grad, x, *tensors)
+        return torch.ops.qconv.pass_between(grad, x, *self._range(x, *tensors))
 
     def _range(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """Both ends in at least float32; they broadcast against ``x``."""
         raise NotImplementedError(f"{type(self).__name__} defines no _range()")
+
+    def _high(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return self._range(x, *tensors)[1]
 
 
 class MinMaxWeight(_FromFirst):
@@ -131,10 +139,16 @@ class MinMaxWeight(_FromFirst):
         return None if self.percentile == 100 else super().passes(x)
 
     def _range(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        rows = _first_rows(x) if self.per_channel else x.reshape(1, -1)
+        rows = _first_rows(wide(x)) if self.per_channel else wide(x).reshape(1, -1)
         low, high = extent(rows, self.percentile, self.symmetric)
         shape = -1, *[1] * (x.ndim - 1)
         return low.view(shape), high.view(shape)
+
+    def _high(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        if self.percentile < 100 or not self.symmetric or x.ndim < 2 or not x.numel():
+            return super()._high(x, *tensors)
+        dims = tuple(range(1 if self.per_channel else 0, x.ndim))
+        return torch.linalg.vector_norm(wide(x), math.inf, dims, keepdim=True)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
@@ -237,6 +251,9 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.low, self.high
 
+    def hold(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return super().hold(*tensors) if self.is_fresh else tensors  # no schedule moves them
+
     def levels(self, *tensors: Tensor) -> Levels | None:
         if tensors[0].numel() > 1 and not self.symmetric:
             return None  # each channel has its own
@@ -244,7 +261,8 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
         return Levels(int(first.min()), int(last.max()), step, "nearest")
 
     def _range(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = (end.to(x.dtype) for end in tensors)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        low, high = (end.to(dtype) for end in tensors)
         if self.dim is None:
             return low, high
         shape = [1] * x.ndim

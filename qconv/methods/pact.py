@@ -65,14 +65,12 @@ class PACT(Passing):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step alpha / n."""
-        rounding = self.rounding_of(x, *tensors)
-        return Whole(rounding.values(wide(x)), rounding.scale)
+        return self.rounding_of(x, *tensors).whole(x)
 
     def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding:
-        count = 2**self.bits - 1
-        bound = positive(tensors[0]).to(torch.promote_types(x.dtype, torch.float32))
         # Division comes before multiplication, so that alpha itself is exactly n steps.
-        return Rounding(bound / count, bound, 0, 1, count)
+        bound = tensors[0].to(torch.promote_types(x.dtype, torch.float32))
+        return Rounding(bound, 0, 1, 2**self.bits - 1, SMALLEST)
 
     def levels(self, *tensors: Tensor) -> Levels:
         count = 2**self.bits - 1

@@ -17,7 +17,7 @@ from .part import as_it_is_now
 from .stochastic import Stream
 
 Bounds = Mapping[str, tuple[float, float]]
-WEIGHT = "weight"
+WEIGHT, MAGNITUDE = "weight", "magnitude of the weight"
 
 
 class Quantizer(InBits, NeedsData):
@@ -118,7 +118,7 @@ class Quantizer(InBits, NeedsData):
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         """Return the quantized tensor ``x_q``, the product of `whole`, in the shape, dtype and device of ``x``."""
-        if x.is_cuda and is_plain(x) and not torch.compiler.is_compiling():
+        if is_eager_cuda(x):
             rounding = self.known_rounding(x, *tensors)
             if rounding is not None:
                 return rounding.quantized(x)
@@ -249,7 +249,10 @@ class Quantizer(InBits, NeedsData):
 
     @property
     def bounds(self) -> Bounds:
-        """Return the ends to which a step clamps each learned tensor, by name, and the latent weight, by `WEIGHT`."""
+        """Return the ends to which a step clamps each learned tensor, by name, and the latent weight.
+
+        The weight's key is `WEIGHT`, or for ends of its magnitude `MAGNITUDE`.
+        """
         return {}
 
     def after_step_(self, x: Tensor | None) -> None:
@@ -257,8 +260,11 @@ class Quantizer(InBits, NeedsData):
 
         ``x`` is the latent weight, or None for quantizers of inputs and gradients.
         """
-        for tensor, low, high in bounded(self, x):
-            tensor.clamp_(low, high)
+        for tensor, low, high, is_magnitude in bounded(self, x):
+            if is_magnitude:
+                torch.mul(tensor.abs().clamp_(low, high), tensor.sign(), out=tensor)
+            else:
+                tensor.clamp_(low, high)
         stream = self._modules.get("stream")
         if isinstance(stream, Stream):
             stream.after_step_()
@@ -306,12 +312,16 @@ def has_codes(quantizer: Quantizer) -> bool:
     return quantizer.has_whole or type(quantizer).codes is not Quantizer.codes
 
 
-def bounded(quantizer: Quantizer, x: Tensor | None) -> Iterator[tuple[Tensor, float, float]]:
-    """Yield the tensors of the quantizer's `bounds` with their ends, except frozen ones; ``x`` as in `after_step_`."""
+def bounded(quantizer: Quantizer, x: Tensor | None) -> Iterator[tuple[Tensor, float, float, bool]]:
+    """Yield the tensors of the quantizer's `bounds`, but frozen ones, their ends, and if these are of the magnitude.
+
+    ``x`` is as in `after_step_`.
+    """
     for name, (low, high) in quantizer.bounds.items():
-        tensor = x if name == WEIGHT else getattr(quantizer, name)  # a buffer, or computed, if it is frozen so
+        # What is frozen may be a buffer, or computed.
+        tensor = x if name in (WEIGHT, MAGNITUDE) else getattr(quantizer, name)
         if tensor is not None and (tensor is x or tensor.requires_grad):
-            yield tensor, low, high
+            yield tensor, low, high, name == MAGNITUDE
 
 
 def place(cls: type, *names: str, base: type = Quantizer) -> int:
@@ -331,6 +341,11 @@ def is_plain_cpu(x: Tensor) -> bool:
     `torch.jit.trace` would freeze the decisions that depend on these values, and go wrong on others.
     """
     return x.device.type == "cpu" and is_plain(x)
+
+
+def is_eager_cuda(x: Tensor) -> bool:
+    """Whether operators with a kernel for GPUs save launches: in compiled code Inductor fuses torch's own."""
+    return x.is_cuda and is_plain(x) and not torch.compiler.is_compiling()
 
 
 def is_wrapped(x: Tensor) -> bool:

@@ -62,7 +62,7 @@ class InBits(Part):
                 return Whole(values.to(torch.int8).add_(offset).view(torch.uint8), scale)
             codes = None if ends is None else bytes_of(values, offset, *ends)
         else:
-            scale, codes = rounding.scale, rounding.bytes(x, offset)
+            scale, codes = rounding.scale(x), rounding.bytes(x, offset)
         return None if codes is None else Whole(codes, scale)
 
     def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:

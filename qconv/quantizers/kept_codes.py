@@ -106,7 +106,7 @@ class Coded(Quantizer):
             codes, is_nan = rounding.codes(x, -int(self.coding.low))
             if is_plain_cpu(x) and is_nan.item():  # from a GPU it is not read: that would wait
                 return None
-            return _ops.pack_codes(codes, bits), self._as_now(rounding.scale)
+            return _ops.pack_codes(codes, bits), self._as_now(rounding.scale(x))
         values, *others = self.parts(x, *tensors)
         return self.coding.pack(values, bits), *map(self._as_now, others)
 
@@ -148,13 +148,20 @@ class Passing(Coded):
         """
         return None
 
+    def passed(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        """Return ``grad`` where it `passes`, else 0; a subclass that overrides `passes` alone is believed."""
+        passes = self.passes(x, *tensors)
+        return grad if passes is None else grad * passes
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._has_ends = place(cls, "stops_at") <= place(cls, "passes")
+        of_passes = place(cls, "passes")
+        cls._has_ends = place(cls, "stops_at") <= of_passes
+        if of_passes < place(cls, "passed"):
+            cls.passed = Passing.passed
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        passes = self.passes(x, *tensors)
-        return grad if passes is None else grad * passes, *(None for _ in tensors)
+        return self.passed(grad, x, *tensors), *(None for _ in tensors)
 
     @property
     def needs_input(self) -> bool:

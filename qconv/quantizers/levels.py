@@ -39,9 +39,3 @@ def ternary(x: Tensor, threshold: Tensor) -> Tensor:
 def divisor(step: Tensor) -> Tensor:
     """The step, or 1 if it is 0, as for a row of zeros."""
     return step + (step == 0)  # a NaN stays
-
-
-def level_step(count: float, like: Tensor) -> Tensor:
-    """The step ``1 / count`` in at least float32, as a tensor on the device of ``like``."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    return torch.full((), 1 / count, dtype=dtype, device=like.device)

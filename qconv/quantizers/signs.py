@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .base import Quantizer, Whole, is_plain_cpu
+from ..kernels import pointwise as _registered  # noqa: F401
+from .base import Quantizer, Whole, is_eager_cuda, is_plain_cpu
 from .form import Form
 from .kept_codes import Coded, Coding
 from .surrogates import Surrogate
@@ -27,6 +28,8 @@ def sign(x: Tensor) -> Tensor:
     # On the CPU copysign and addition take as long as a copy; comparisons and `where` are not vectorized and take ten
     # times that. Only -0.0 needs the addition, which makes it +0.0, and looking for one is cheaper than adding.
     x = x.detach().resolve_neg()
+    if is_eager_cuda(x):
+        return _ops.sign(x)
     one = torch.ones((), dtype=x.dtype, device="cpu" if x.is_cuda else x.device)  # a GPU gets it with the call
     if x.numel() > _FEW and is_plain_cpu(x) and not _has_negative_zero(x):
         return torch.copysign(one, x)

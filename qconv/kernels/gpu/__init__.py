@@ -8,7 +8,8 @@ Bits, codes, sums of signs and the elements of a pass are those of the definitio
 zero and the bits of a NaN. No gradient of a convolution is here: `sign_grad_input` and `sign_grad_weight` unpack the
 signs into the dtype of the gradient and call cuDNN, by their definitions.
 
-The kernels have run on an NVIDIA H200, and run in Triton's interpreter (``TRITON_INTERPRET=1``).
+The kernels have run on an NVIDIA H200, but for `pointwise` and the present `round_values` and `step_backward`. All run
+in Triton's interpreter (``TRITON_INTERPRET=1``), and compile for compute capabilities 8.0 and 9.0.
 """
 
 import logging

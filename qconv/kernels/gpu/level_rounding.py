@@ -23,7 +23,7 @@ def round_codes(
 ) -> tuple[Tensor, Tensor] | None:
     """`levels.round_codes`."""
     check_fit(low, high, factor, offset)
-    places = _places(input, divisor, low, high)
+    places = places_of(input, divisor, low, high)
     if places is None:
         return None
     codes = torch.empty_like(input, dtype=torch.uint8)
@@ -37,21 +37,18 @@ def round_codes(
 
 
 def round_values(
-    input: Tensor, divisor: Tensor | None, scale: Tensor, low: float, high: float, factor: float
+    input: Tensor, unit: Tensor | None, low: float, high: float, factor: float, least: float
 ) -> Tensor | None:
     """`levels.round_values`."""
-    places = _places(input, scale if divisor is None else divisor, low * factor, high * factor)
-    if places is None or scale.dtype != torch.float32 or scale.device != input.device:
-        return None
-    if scale.numel() > 1 and (divisor is None or scale.shape != divisor.shape):
+    places = places_of(input, unit, low * factor, high * factor)
+    if places is None:
         return None
     output = torch.empty_like(input)
     launch(
         *(_values, triton.cdiv(input.numel(), _BLOCK)),
-        *(input, scale if divisor is None else divisor.contiguous(), scale.contiguous(), output, *places),
-        *(float(low), float(high), float(factor)),
-        DIVIDES=divisor is not None,
-        SCALES=scale.numel() > 1,
+        *(input, input if unit is None else unit.contiguous(), output, *places),
+        *(float(low), float(high), float(factor), float(least)),
+        DIVIDES=unit is not None,
         BLOCK=_BLOCK,
     )
     return output
@@ -59,7 +56,7 @@ def round_values(
 
 def round_range(input: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor | None:
     """`levels.round_range`."""
-    places = _places(input, low, 2**bits)
+    places = places_of(input, low, 2**bits)
     if places is None or (high.shape, high.dtype, high.device) != (low.shape, low.dtype, low.device):
         return None
     output = torch.empty_like(input)
@@ -72,10 +69,10 @@ def round_range(input: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor |
 
 
 def step_backward(
-    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
+    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool, factor: float, least: float
 ) -> tuple[Tensor, Tensor] | None:
     """`levels.step_backward`."""
-    places = _places(input, step, low, high)
+    places = places_of(input, step, low, high)
     if places is None or grad.shape != input.shape or grad.dtype not in FLOATS or grad.device != input.device:
         return None
     if grad.stride() != input.stride():
@@ -86,21 +83,29 @@ def step_backward(
     terms = torch.empty_like(input, dtype=torch.float32) if of_programs is None else of_programs
     launch(
         *(_step, programs),
-        *(grad, input, step.contiguous(), grad_input, terms, *places, float(low), float(high)),
+        *(grad, input, step.contiguous(), grad_input, terms, *places),
+        *(float(low), float(high), float(factor), float(least)),
         STRICT=strict,
         ADDS=adds,
         BLOCK=_BLOCK,
     )
-    return grad_input, terms
+    return grad_input, terms.sum().view(step.shape) if adds else terms.sum_to_size(step.shape)
 
 
-def _places(input: Tensor, divisor: Tensor, *ends: float) -> tuple[int, int, int] | None:
+def places_of(input: Tensor, divisor: Tensor | None, *ends: float) -> tuple[int, int, int] | None:
     """The elements, and ``inner`` and ``divisors``: that at ``i`` in memory is divided by ``i // inner % divisors``.
 
     None for other divisors than a number, one for each ``input[i]``, and one for each channel.
     """
-    if input.dtype not in FLOATS or not input.numel() or not without_gaps(input) or max(map(abs, ends)) > 2**20:
+    if (
+        input.dtype not in FLOATS
+        or not input.numel()
+        or not without_gaps(input)
+        or any(abs(end) > 2**20 for end in ends)
+    ):
         return None
+    if divisor is None:
+        return input.numel(), 1, 1
     if divisor.dtype != torch.float32 or divisor.device != input.device or divisor.ndim > input.ndim:
         return None
     count, divisors, ones = input.numel(), divisor.numel(), (1,) * (input.ndim - 2)
@@ -142,17 +147,18 @@ def _round(
 
 @jit
 def _values(
-    input, divisor, scale, output, count, inner, divisors, low, high, factor,
-    DIVIDES: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+    input, unit, output, count, inner, units, low, high, factor, least,
+    DIVIDES: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
+    z, one = tl.load(input + at, mask=mask, other=0).to(tl.float32), tl.full((BLOCK,), 1.0, tl.float32)
+    step = one
     if DIVIDES:
-        z = _divided(input, divisor, at, mask, inner, divisors)
-    else:
-        z = tl.load(input + at, mask=mask, other=0).to(tl.float32)
-    level = _clamped(z, low, high) * factor
-    step = tl.load(scale + (at // inner % divisors if SCALES else at * 0), mask=mask, other=0)
+        step = tl.load(unit + at // inner % units, mask=mask, other=1)
+        step = tl.where(step < least, least, step)
+        z = tl.div_rn(z, tl.where(step == 0, one, step))
+    level, step = _clamped(z, low, high) * factor, tl.div_rn(step, one * factor)
     tl.store(output + at, (((level + _ROUNDS) - _ROUNDS) * step).to(output.dtype.element_ty), mask=mask)
 
 
@@ -174,18 +180,20 @@ def _ranged(
 
 @jit
 def _step(
-    grad, input, step, grad_input, terms, count, inner, divisors, low, high,
+    grad, input, step, grad_input, terms, count, inner, divisors, low, high, factor, least,
     STRICT: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
-    z = _divided(input, step, at, mask, inner, divisors)
+    divisor = tl.load(step + at // inner % divisors, mask=mask, other=1)
+    divisor = tl.where(divisor < least, least, divisor)
+    z = tl.div_rn(tl.load(input + at, mask=mask, other=0).to(tl.float32), divisor)
     level = _clamped(z, low, high)
     between = (z > low) & (z < high)
     passes = between if STRICT else level == z
     g = tl.load(grad + at, mask=mask, other=0).to(tl.float32)
     product = g * passes.to(tl.float32)
-    term = g * ((level + _ROUNDS) - _ROUNDS - level * between.to(tl.float32))
+    term = g * ((level + _ROUNDS) - _ROUNDS - level * between.to(tl.float32)) * factor
     tl.store(grad_input + at, product.to(grad_input.dtype.element_ty), mask=mask)
     if ADDS:
         tl.store(terms + tl.program_id(0), tl.sum(tl.where(mask, term, 0.0), axis=0))
