@@ -140,7 +140,8 @@ class ModelComparison:
 
 
 def _speed_text(speed: float) -> str:
-    return f"{speed:.3g}×" if speed >= 0.995 else f"{1 / speed:.3g}× slower"
+    times, ending = (speed, "×") if speed >= 0.995 else (1 / speed, "× slower")
+    return (f"{times:.3g}" if times < 999.5 else f"{times:,.0f}") + ending
 
 
 @torch.inference_mode()

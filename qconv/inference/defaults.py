@@ -1,9 +1,11 @@
 """torch's defaults while models are converted for shipping: float32 on the CPU, and no tensors of inference mode."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
+
+_CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -13,8 +15,10 @@ def of_shipping() -> Iterator[None]:
     if before != torch.float32:  # the dtype is that of all threads
         torch.set_default_dtype(torch.float32)
     try:
-        with torch.device("cpu"), torch.inference_mode(mode=False), torch.no_grad():
-            yield
+        # As a context, a device is asked at each call of torch: only where it isn't the default.
+        with nullcontext() if torch.get_default_device() == _CPU else _CPU:
+            with torch.inference_mode(mode=False), torch.no_grad():
+                yield
     finally:
         if before != torch.float32:
             torch.set_default_dtype(before)
