@@ -219,8 +219,9 @@ class Writer:
             case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
                 return self._sums(operation)
             case ops.Affine():
-                name, scale = given[0], graph.channels(operation.scale)
+                name = given[0]
                 if bool((operation.scale != 1).any()):
+                    scale = graph.channels(operation.scale)
                     # After a convolution, ONNX Runtime multiplies a second factor into the weights, but not a first
                     # one. Sums of whole numbers would then not be exact.
                     is_float = isinstance(self.operations[operation.inputs[0]], ops.ConvFloats)
