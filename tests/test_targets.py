@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torchvision.models import mobilenet_v2
 import qconv
 from qconv import Scheme, schemes
 from qconv.cli.export import OTHERS
+from qconv.cli.verify import INTERPRETERS
 from qconv.export.targets import TARGETS
 from qconv.inference import freeze
 from qconv.program import operations as ops
@@ -31,13 +33,30 @@ EACH = mostly_nightly(SUFFIXES, [target for target in SUFFIXES if target != "exe
 PACKAGES = {"litert": "ai_edge_litert"}
 
 
-def written(target: str, program: Program, images: Tensor, folder: Path) -> dict[str, Any]:
-    """What the target's runtime computes from the program's file."""
+def written(target: str, program: Program, images: Tensor, folder: Path) -> list[dict[str, Any]]:
+    """What each interpreter of the target computes from the program's file."""
     pytest.importorskip(PACKAGES.get(target, target))
     module: Any = import_module(f"qconv.export.{target}")
     path = folder / f"model{SUFFIXES[target]}"
     module.write(program, path, tuple(images.shape[2:]))
-    return module.run(path, images.numpy())
+    interpreters = [[name] for name in TARGETS[target].interpreters if name != "micro" or runs_in_micro(path)]
+    return [module.run(path, images.numpy(), *interpreter) for interpreter in interpreters or [[]]]
+
+
+def runs_in_micro(path: Path) -> bool:
+    """Whether LiteRT for Microcontrollers is there, and has the operators of a file; else it must refuse the file."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    from qconv.export.litert import run
+
+    if find_spec("tflite_micro") is None:
+        return False
+    model: Any = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+    if schema.BuiltinOperator.BUCKETIZE not in {code.builtinCode for code in model.operatorCodes}:
+        return True
+    with pytest.raises(ValueError, match="LiteRT for Microcontrollers can't run the file"):
+        run(path, np.zeros((1, *model.subgraphs[0].tensors[0].shape[1:]), np.float32).transpose(0, 3, 1, 2), "micro")
+    return False
 
 
 def check_codes(program: Program, found: dict[str, Any]) -> None:
@@ -50,11 +69,11 @@ def check_codes(program: Program, found: dict[str, Any]) -> None:
 
 
 def check(target: str, program: Program, images: Tensor, folder: Path) -> None:
-    found = written(target, program, images, folder)
-    check_codes(program, found)
     wanted = program.run(images).numpy()
-    assert found[""].shape == wanted.shape
-    assert np.abs(found[""] - wanted).max() <= 1e-6 * np.abs(wanted).max()
+    for found in written(target, program, images, folder):
+        check_codes(program, found)
+        assert found[""].shape == wanted.shape
+        assert np.abs(found[""] - wanted).max() <= 1e-6 * np.abs(wanted).max()
 
 
 def evened(quantize: ops.Quantize) -> ops.Quantize:
@@ -165,6 +184,13 @@ def test_a_file_is_exported_and_verified_in_its_runtime(target: str, tmp_path: P
     assert sum(layer.codes for layer in found.layers) == (184_320 if TARGETS[target].has_codes else 0)
     other = trained(NETWORKS["lsq44"][0](), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16))
     assert not qconv.verify_export(other, path, images).agrees
+    for interpreter in TARGETS[target].interpreters:
+        if interpreter != "micro" or find_spec("tflite_micro") is not None:
+            found = qconv.verify_export(model, path, images[:1], interpreter=interpreter)
+            assert (found.agrees, found.interpreter, len(found.layers)) == (True, interpreter, 19), str(found)
+            assert f"{target} ({interpreter}): 0 of 1 predicted classes differ" in str(found)
+    with pytest.raises(ValueError, match=r"interpreter \(='other'\) (must be one of xnnpack, builtin,|is for LiteRT)"):
+        qconv.verify_export(model, path, images, interpreter="other")
 
 
 def test_codes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -212,6 +238,7 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
             qconv.verify_export(model, tmp_path / name, images)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert {*TARGETS} == {*OTHERS, "onnx"}
+    assert TARGETS["litert"].interpreters == INTERPRETERS
 
 
 @pytest.mark.nightly
@@ -223,6 +250,9 @@ def test_litert_stores_four_bits(tmp_path: Path) -> None:
         qconv.export(model, path, to="litert", images=images, four_bits=four_bits)
         assert qconv.verify_export(model, path, images).agrees
         sizes.append(path.stat().st_size)
+    if find_spec("tflite_micro") is not None:
+        with pytest.raises(ValueError, match="LiteRT for Microcontrollers can't run the file"):
+            qconv.verify_export(model, path, images, interpreter="micro")
     assert sizes[0] - sizes[1] == pytest.approx(268336 / 2, rel=0.01)
     qconv.export(network("bwn"), tmp_path / "model.tflite", to="litert", images=images)  # a step for each filter
     assert (tmp_path / "model.tflite").stat().st_size < 1.2 * sizes[0]
@@ -296,6 +326,26 @@ def test_a_network_of_integers_on_an_fpga(tool: str, packages: list[str], tmp_pa
     subprocess.run([python, "-W", "ignore", script, tool, *files], check=True, cwd=tmp_path, capture_output=True)
     wanted, found = frozen(images).numpy(), np.load(tmp_path / "outputs.npy").reshape(16, 10)
     assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_litert_has_a_step_for_each_filter(groups: int, tmp_path: Path) -> None:
+    steps, signs = torch.rand(8, 1, 1, 1) + 0.5, torch.randint(0, 2, (8, 4 // groups, 3, 3)) * 2 - 1
+    program = Program(4)
+    program.add(ops.Clamp(inputs=(0,), origin="act", channels=4, low=-1.0, high=1.0))
+    given: dict[str, Any] = {"inputs": (1,), "origin": "layer", "channels": 8, "groups": groups}
+    program.outputs = (program.add(ops.ConvFloats(**given, weight=steps * signs, window=Window((3, 3)))),)
+    check("litert", program, torch.randn(2, 4, 6, 5), tmp_path)
+
+
+def test_litert_for_microcontrollers_needs_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from qconv.export.litert import run, write
+
+    write(Program(1), tmp_path / "model.tflite", (4, 4))
+    monkeypatch.setitem(sys.modules, "tflite_micro", None)
+    with pytest.raises(ImportError, match=r'Microcontrollers needs tflite_micro: pip install "qconv\[micro\]"'):
+        run(tmp_path / "model.tflite", np.zeros((1, 1, 4, 4), np.float32), "micro")
 
 
 def test_openvino_needs_its_package_and_an_xml_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

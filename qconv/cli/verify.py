@@ -9,6 +9,7 @@ import argparse
 from .source import Source, add_model
 
 PICTURES = 64  # of a run, if none are named
+INTERPRETERS = "xnnpack", "builtin", "micro"
 
 HELP = "check that what ships computes what was trained"
 EXAMPLE = "qconv verify outputs/2026-01-31/12-00-00"
@@ -30,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead run this file of qconv export in its own runtime: each code must be that of the floats before "
         "it; for ONNX and programs, which show no codes, all predicted classes must agree",
     )
+    parser.add_argument(
+        "--interpreter",
+        choices=INTERPRETERS,
+        help="of a LiteRT file: with XNNPACK, as on phones (default); the builtin kernels, without it; or LiteRT for "
+        "Microcontrollers, which has others",
+    )
     parser.set_defaults(run=run, more="pictures")
 
 
@@ -39,10 +46,13 @@ def run(options: argparse.Namespace) -> int:
     from ..inference import verify
 
     source: Source = options.model
+    if options.interpreter is not None and options.exported is None:
+        raise ValueError("--interpreter needs --exported FILE")
     if options.exported is not None:
         from ..export import verify_export
 
-        compared = verify_export(source.trained(), options.exported, source.inputs(options.pictures, PICTURES, "val"))
+        images = source.inputs(options.pictures, PICTURES, "val")
+        compared = verify_export(source.trained(), options.exported, images, interpreter=options.interpreter)
         print(compared.text(screen_width()))
         return 0 if compared.agrees else 1
     file, pictures = source.packed_file, source.inputs(options.pictures, PICTURES, "val")

@@ -62,6 +62,7 @@ class ExportVerification:
         difference: the largest difference of an output from the trained model's.
         largest: the largest output.
         settings: what a user must set in the runtime.
+        interpreter: what ran the file, for a target that has several.
     """
 
     target: str
@@ -71,6 +72,7 @@ class ExportVerification:
     difference: float
     largest: float
     settings: Mapping[str, str]
+    interpreter: str | None = None
 
     @property
     def agrees(self) -> bool:
@@ -85,8 +87,9 @@ class ExportVerification:
         ]
         table = lines(rows, [Column(head) for head in _HEADS], width) if rows else []
         told = [self._codes()] if rows else []
+        by = f" ({self.interpreter})" if self.interpreter else ""
         told.append(
-            f"{self.target}: {self.decisions} of {self.samples} predicted classes differ from the trained model's; "
+            f"{self.target}{by}: {self.decisions} of {self.samples} predicted classes differ from the trained model's; "
             f"the largest difference of an output is {self.difference:.1e} of {self.largest:.3g}"
         )
         told += [f"the user must set {name} to {value}" for name, value in self.settings.items()]
@@ -113,9 +116,13 @@ class ExportVerification:
 
 @torch.no_grad()
 def verify_export(
-    model: nn.Module | str | os.PathLike[str], path: str | os.PathLike[str], images: Tensor
+    model: nn.Module | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    images: Tensor,
+    *,
+    interpreter: str | None = None,
 ) -> ExportVerification:
-    """Run an exported file as it ships in its own runtime, and compare it with the trained model.
+    """Run an exported file in its own runtime, and compare it with the trained model.
 
     The model is frozen, and compared with the trained one. Each code of the runtime must be that of its quantizer for
     the floats that the runtime itself has before it. Runtimes add floats in different orders, so floats of unquantized
@@ -125,20 +132,29 @@ def verify_export(
         model: the trained model, or what `qconv.load` takes.
         path: of the exported file.
         images: typical images (N, C, H, W).
+        interpreter: for LiteRT: "xnnpack", as on phones, the default; "builtin", kernels without XNNPACK; "micro",
+            LiteRT for Microcontrollers, which has other kernels.
 
     Raises:
         ImportError: the runtime is missing; it names the extra that installs it.
-        ValueError: the file is missing, of no target, or of another model.
+        ValueError: the file is missing, of no target, or of another model; its target does not have the interpreter,
+            or the interpreter refuses it.
     """
     path, model = Path(path), loaded(model)
     target = target_of(path)
+    interpreters = TARGETS[target].interpreters
+    if interpreter is not None and interpreter not in interpreters:
+        rule = f"must be one of {', '.join(interpreters)}" if interpreters else "is for LiteRT files"
+        raise ValueError(f"interpreter (={interpreter!r}) {rule}: {path} is of {target}")
+    if interpreter is None and interpreters:
+        interpreter = interpreters[0]
     images = images.detach().float().cpu()
     program = program_of(model, images[:_BATCH])[1] if TARGETS[target].has_codes else None
     trained = copied(model).eval().cpu()
     checks: dict[int, CodesCheck] = {}
     outputs, wanted = [], []
     for batch in images.split(_BATCH):
-        found, trained_output = run(path, batch), trained(batch)
+        found, trained_output = run(path, batch, interpreter), trained(batch)
         output = found.pop("")
         if output.numel() != trained_output.numel():
             raise ValueError(f"exported file {path}: gives {tuple(output.shape)}, not {tuple(trained_output.shape)}")
@@ -155,6 +171,7 @@ def verify_export(
         float((output - trained_output).abs().max()),
         float(trained_output.abs().max()),
         settings(path),
+        interpreter,
     )
 
 

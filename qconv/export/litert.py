@@ -2,10 +2,12 @@
 
 Codes are whole floats, convolved with whole weights of 8 bits that LiteRT makes floats when it loads the file: sums are
 exact, and kernels that round or clamp otherwise than the program have no part in them. All but uneven levels, padded
-pooling and strides of shortcuts are operators of XNNPACK, which runs a file by default.
+pooling and strides of shortcuts are operators of XNNPACK, which runs a file by default; all but uneven levels and
+weights of 4 bits, of LiteRT for Microcontrollers.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ SETTINGS: dict[str, str] = {}
 _LARGEST, _SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 _METADATA = "qconv"
 _NONE, _RELU, _BY_ONE, _RELU6 = range(4)  # activations inside of an operator; by one: from -1 to 1
-_CLAMPS = {(0.0, torch.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
+_CLAMPS = {(0.0, torch.inf): "RELU", (0.0, 6.0): "RELU6"}
 
 
 def write(program: Program, path: Path, size: Size, *, four_bits: bool = False) -> None:
@@ -49,10 +51,14 @@ def write(program: Program, path: Path, size: Size, *, four_bits: bool = False) 
         file.write(bytes(builder.Output()))
 
 
-def run(path: Path, images: Any) -> dict[str, Any]:
-    """Run a file as it ships, by LiteRT's interpreter with XNNPACK; then once more for the codes inside of it.
+def run(path: Path, images: Any, interpreter: str = "xnnpack") -> dict[str, Any]:
+    """Run a file as it ships; then once more for the codes inside of it.
 
-    `images` is a numpy array; its codes are as `targets.run` returns them.
+    Args:
+        path: of the file.
+        images: a numpy array; its codes are as `targets.run` returns them.
+        interpreter: LiteRT's with "xnnpack", its default; with the "builtin" kernels alone; or "micro", LiteRT for
+            Microcontrollers.
     """
     with needed("running a LiteRT file"):
         import flatbuffers
@@ -60,29 +66,61 @@ def run(path: Path, images: Any) -> dict[str, Any]:
     content = path.read_bytes()
     model: Any = schema.ModelT.InitFromPackedBuf(content, 0)
     inner = next((entry.buffer for entry in model.metadata or () if entry.name == _METADATA.encode()), None)
-    found = {"": _outputs(content, images)[0]}
+    found = {"": _outputs(content, images, interpreter)[0]}
     if inner is not None:
         places: dict[str, int] = json.loads(bytes(model.buffers[inner].data))
         model.subgraphs[0].outputs = list(dict.fromkeys([*model.subgraphs[0].outputs, *places.values()]))
         builder = flatbuffers.Builder(1024)
         builder.Finish(model.Pack(builder), b"TFL3")
-        values = dict(zip(model.subgraphs[0].outputs, _outputs(bytes(builder.Output()), images), strict=True))
+        outputs = _outputs(bytes(builder.Output()), images, interpreter)
+        values = dict(zip(model.subgraphs[0].outputs, outputs, strict=True))
         found |= {name: values[place] for name, place in places.items()}
     return found
 
 
-def _outputs(content: bytes, images: Any) -> list[Any]:
+def _outputs(content: bytes, images: Any, interpreter: str) -> list[Any]:
     """Return the outputs of a file, channels first."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(model_content=content, num_threads=torch.get_num_threads())
-    (given,) = interpreter.get_input_details()
-    interpreter.resize_tensor_input(given["index"], images.transpose(0, 2, 3, 1).shape)
-    interpreter.allocate_tensors()
-    interpreter.set_tensor(given["index"], images.transpose(0, 2, 3, 1))
-    interpreter.invoke()
-    outputs = [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+    images = images.transpose(0, 2, 3, 1)
+    outputs = _in_micro(content, images) if interpreter == "micro" else _in_litert(content, images, interpreter)
     return [output.transpose(0, 3, 1, 2) if output.ndim == 4 else output for output in outputs]
+
+
+def _in_litert(content: bytes, images: Any, interpreter: str) -> list[Any]:
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    kernels = OpResolverType.AUTO if interpreter == "xnnpack" else OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    threads = torch.get_num_threads()
+    runner = Interpreter(model_content=content, num_threads=threads, experimental_op_resolver_type=kernels)
+    (given,) = runner.get_input_details()
+    runner.resize_tensor_input(given["index"], images.shape)
+    runner.allocate_tensors()
+    runner.set_tensor(given["index"], images)
+    runner.invoke()
+    return [runner.get_tensor(detail["index"]) for detail in runner.get_output_details()]
+
+
+def _in_micro(content: bytes, images: Any) -> list[Any]:
+    """Image by image: its tensors have the sizes of the file."""
+    import numpy as np
+    from ai_edge_litert import schema_py_generated as schema
+
+    with needed("LiteRT for Microcontrollers"):
+        from tflite_micro import runtime
+    model: Any = schema.ModelT.InitFromPackedBuf(content, 0)
+    (graph,) = model.subgraphs
+    most = sum(4 * math.prod(tensor.shape) + 1024 for tensor in graph.tensors)  # bytes, with what describes them
+    try:
+        runner = runtime.Interpreter.from_bytes(content, arena_size=most)
+    except RuntimeError as error:
+        raise ValueError(
+            f"LiteRT for Microcontrollers can't run the file; its lines above name the operator: {error}"
+        ) from error
+    rows = []
+    for image in images:
+        runner.set_input(np.ascontiguousarray(image[None]), 0)
+        runner.invoke()
+        rows.append([runner.get_output(place) for place in range(len(graph.outputs))])
+    return [np.concatenate(values) for values in zip(*rows, strict=True)]
 
 
 class _Writer:
@@ -174,17 +212,21 @@ class _Writer:
         options.dilationHFactor, options.dilationWFactor = window.dilation
         if is_depthwise:
             options.depthMultiplier = conv.channels // channels
-        filters = self._weight(conv, (1, 2, 3, 0) if is_depthwise else (0, 2, 3, 1))
+        filters, steps = self._weight(conv, (1, 2, 3, 0) if is_depthwise else (0, 2, 3, 1))
         bias = self._floats(torch.zeros(conv.channels))
-        return self._add("DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D", [x, filters, bias], shape, options)
+        sums = self._add("DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D", [x, filters, bias], shape, options)
+        return sums if bool((steps == 1).all()) else self._binary("MUL", sums, steps)
 
     def _windowed(self, options: Any, window: Window, is_same: bool) -> None:
         padding = self.schema.Padding
         options.padding = padding.SAME if is_same else padding.VALID
         options.strideH, options.strideW = window.stride
 
-    def _weight(self, conv: Any, order: tuple[int, ...]) -> int:
-        """Weights in 8 or 4 bits, which LiteRT makes floats; floats if they are no multiples of a step per filter."""
+    def _weight(self, conv: Any, order: tuple[int, ...]) -> tuple[int, Tensor]:
+        """Weights of 8 or 4 bits, which LiteRT makes floats, and the step of each filter; else floats, and ones.
+
+        The steps follow the convolution, since microcontrollers take the first filter's for all.
+        """
         steps = torch.ones(len(conv.weight), 1)
         weight = conv.weight.flatten(1).float()
         if isinstance(conv, ops.ConvFloats):
@@ -192,7 +234,7 @@ class _Writer:
             steps = steps.where(steps.isfinite(), 1.0)
         codes = (weight / steps).round()
         if int(codes.min()) < -128 or int(codes.max()) > 127 or not torch.equal(codes * steps, weight):
-            return self._floats(conv.weight.permute(order))
+            return self._floats(conv.weight.permute(order)), torch.ones(1)
         is_small = self.four_bits and int(codes.min()) >= -8 and int(codes.max()) <= 7
         shape = [conv.weight.shape[place] for place in order]
         codes = codes.view(conv.weight.shape).permute(order).flatten().to(torch.int8)
@@ -200,15 +242,17 @@ class _Writer:
             pairs = torch.cat([codes, codes.new_zeros(len(codes) % 2)]).view(-1, 2) & 15
             codes = (pairs[:, 0] | (pairs[:, 1] << 4)).to(torch.uint8)
         quantization = self.schema.QuantizationParametersT()
-        quantization.scale, quantization.zeroPoint = steps.flatten().tolist(), [0] * len(steps)
-        quantization.quantizedDimension = order.index(0)
+        quantization.scale, quantization.zeroPoint = [1.0], [0]
         stored = self._tensor(shape, "INT4" if is_small else "INT8", codes)
         self.tensors[stored].quantization = quantization
-        return self._add("DEQUANTIZE", [stored], shape, self.schema.DequantizeOptionsT(), version=2)
+        weight = self._add("DEQUANTIZE", [stored], shape, self.schema.DequantizeOptionsT(), version=2)
+        return weight, steps.flatten()
 
     def _clamp(self, x: int, low: float, high: float) -> int:
         if (low, high) in _CLAMPS:
             return self._add(_CLAMPS[low, high], [x], self._shape(x))
+        if (low, high) == (-1, 1):
+            return self._binary("MUL", x, torch.tensor(1.0), _BY_ONE)
         for name, end in (("MAXIMUM", low), ("MINIMUM", high)):
             if abs(end) <= _LARGEST:
                 given = [x, self._floats(torch.tensor(end))]

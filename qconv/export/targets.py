@@ -26,11 +26,13 @@ class Target(NamedTuple):
         suffix: of its files.
         mark: bytes that a file has, where others have its suffix.
         has_codes: whether a module of its name in this folder writes it from a program, and shows the codes inside.
+        interpreters: what runs it, if there are several; the first as it ships.
     """
 
     suffix: str
     mark: bytes = b""
     has_codes: bool = True
+    interpreters: tuple[str, ...] = ()
 
     def holds(self, path: Path) -> bool:
         """Whether a file is of this kind."""
@@ -39,7 +41,7 @@ class Target(NamedTuple):
 
 TARGETS = {
     "program": Target(".qcp", has_codes=False),
-    "litert": Target(".tflite"),
+    "litert": Target(".tflite", interpreters=("xnnpack", "builtin", "micro")),
     "openvino": Target(".xml"),
     "executorch": Target(".pte"),
     "qonnx": Target(".onnx", mark=b"qonnx.custom_op"),
@@ -142,8 +144,8 @@ def target_of(path: Path) -> str:
     raise ValueError(f"exported file {path}: it must end in {suffixes}")
 
 
-def run(path: Path, images: Tensor) -> dict[str, Tensor]:
-    """Run a file as it ships, in its own runtime.
+def run(path: Path, images: Tensor, interpreter: str | None = None) -> dict[str, Tensor]:
+    """Run a file in its own runtime, by one of its target's interpreters; None takes the first.
 
     Returns:
         The output under ``""``; under ``"NUMBER.input"`` and ``"NUMBER.codes"``, where the runtime shows them, the
@@ -157,7 +159,7 @@ def run(path: Path, images: Tensor) -> dict[str, Tensor]:
         return {"": Plan(content, (images.shape[2], images.shape[3]))(images, torch.get_num_threads())}
     if name == "pt2":
         return {"": torch.export.load(path).module()(images)}
-    found = import_module(f".{name}", __package__).run(path, images.numpy())
+    found = import_module(f".{name}", __package__).run(path, images.numpy(), *filter(None, [interpreter]))
     return {key: torch.from_numpy(value) for key, value in found.items()}
 
 

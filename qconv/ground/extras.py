@@ -18,6 +18,7 @@ MODULES = {
     "executorch": ("executorch",),
     "qonnx": ("qonnx", "onnx", "onnxruntime"),
     "litert": ("ai_edge_litert", "flatbuffers"),
+    "micro": ("tflite_micro",),
     "hub": ("huggingface_hub",),
     "shards": ("webdataset",),
     "timm": ("timm",),
