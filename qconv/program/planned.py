@@ -11,6 +11,7 @@ from ..kernels.native import kernels
 from .fuse import NotFused
 from .operations import Length, Program, Size
 from .plan import Plan, program_bytes
+from .read import read_program
 
 _PLANS = 8  # that are kept: of a model for as many sizes of images, and of the operator
 # Multiplications of floats in an image from which libraries, and tables for signs, are faster than a fixed order of
@@ -38,12 +39,21 @@ def _opened(key: _Opened) -> Plan:
     return Plan(key.content, key.size)
 
 
+@lru_cache(_PLANS)
+def _read(key: _Opened) -> tuple[Program, bool]:
+    key.content = key.content.clone()
+    return read_program(key.content)
+
+
 def run_program(program: Tensor, images: Tensor, shape: list[int]) -> Tensor:
-    """Return the output of a program for images, by a plan in C; ``torch.ops.qconv.run_program``.
+    """Return the output of a program for images; ``torch.ops.qconv.run_program``.
+
+    A plan in C computes it on the CPU; elsewhere, or without the kernels, `Program.run`, which gives the same bits,
+    slowly, on the CPU.
 
     Args:
         program: the bytes of a program's file, uint8 (`program_bytes`).
-        images: (N, C, H, W), float32, of any strides.
+        images: (N, C, H, W), float32, of any strides, on any device.
         shape: how the output's follows (`Program.shape`).
 
     Raises:
@@ -53,16 +63,37 @@ def run_program(program: Tensor, images: Tensor, shape: list[int]) -> Tensor:
         raise ValueError(f"program ({program.dtype}, {program.ndim} dimensions) must be bytes, of one dimension")
     if images.dtype != torch.float32 or images.ndim != 4:
         raise ValueError(f"images ({images.dtype}, {images.ndim} dimensions) must be float32 (N, C, H, W)")
-    plan = _opened(_Opened(program.contiguous(), (images.shape[2], images.shape[3])))
-    if images.shape[1] != plan.channels:
-        raise ValueError(f"images have {images.shape[1]} channels; the program takes {plan.channels}")
-    output = plan(images, torch.get_num_threads())
+    run = _by_plan if images.is_cpu and kernels() is not None else _by_definition
+    output = run(program.contiguous(), images, (images.shape[2], images.shape[3]))
     wanted = output_shape(images, shape)
     if len(wanted) == 2 and output.shape[2:] == (1, 1):
         output = output.flatten(1)
     if output.shape != wanted:
         raise ValueError(f"shape (={list(shape)}) gives an output {wanted}; the program's is {tuple(output.shape)}")
     return output
+
+
+def _by_plan(content: Tensor, images: Tensor, size: Size) -> Tensor:
+    plan = _opened(_Opened(content, size))
+    _check(images, plan.channels)
+    return plan(images, torch.get_num_threads())
+
+
+def _by_definition(content: Tensor, images: Tensor, size: Size) -> Tensor:
+    program, guard = _read(_Opened(content.cpu(), (0, 0)))
+    _check(images, program.operations[0].channels)
+    if program.size not in (None, size):
+        raise ValueError(f"the program is for images of {program.size}, not {size}")
+    floats = images.cpu()
+    output = program.run(floats)
+    if guard:
+        output[~floats.isfinite().flatten(1).all(1)] = torch.nan
+    return output.to(images.device)
+
+
+def _check(images: Tensor, channels: int) -> None:
+    if images.shape[1] != channels:
+        raise ValueError(f"images have {images.shape[1]} channels; the program takes {channels}")
 
 
 def output_shape(images: Tensor, shape: Any) -> tuple[int, ...]:
@@ -74,9 +105,9 @@ def output_shape(images: Tensor, shape: Any) -> tuple[int, ...]:
     return images.shape[0], channels, rows.of(images.shape[2]), columns.of(images.shape[3])
 
 
-if not hasattr(torch.ops.qconv, "run_program"):  # else `csrc/torch_operator.cpp` is loaded
+if not hasattr(torch.ops.qconv, "run_program"):  # else `csrc/torch_operator.cpp` is loaded, for the CPU
     LIBRARY.define("run_program(Tensor program, Tensor images, int[] shape) -> Tensor")
-    LIBRARY.impl("run_program", run_program, "CPU")
+LIBRARY.impl("run_program", run_program, "CompositeExplicitAutograd")
 torch.library.register_fake(
     "qconv::run_program",
     lambda program, images, shape: images.new_empty(output_shape(images, shape)),
