@@ -127,6 +127,8 @@ def test_programs_are_told_apart_by_their_bytes() -> None:
     content, _, shape = operator_arguments(one, images)
     place = content.clone()
     assert torch.equal(torch.ops.qconv.run_program(place, images, shape), one(images))
+    shifted = torch.cat([torch.zeros(3, dtype=torch.uint8), content])[3:]
+    assert torch.equal(torch.ops.qconv.run_program(shifted, images, shape), one(images))
     place.copy_(operator_arguments(other, images)[0])
     assert torch.equal(torch.ops.qconv.run_program(place, images, shape), other(images))
     assert not torch.equal(one(images), other(images))
