@@ -342,10 +342,11 @@ def test_what_c_has_no_operation_for_runs_by_torch() -> None:
 def test_many_multiplications_of_floats_are_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, x = network("bwn"), torch.randn(2, 3, 16, 16)
     assert freeze(model).program(x).multiplications((16, 16)) == (10_138_240, 0)
-    monkeypatch.setattr("qconv.inference.build._MANY", 10**7)
+    monkeypatch.setattr("qconv.program.planned._MANY", 10**7)
     frozen = freeze(model)
     frozen(x)
     assert frozen.unplanned == "10,138,240 multiplications of floats are faster in torch"
+    assert frozen.traced(x) is frozen
     qconv.save_program(model, tmp_path / "model.qcp", x)
 
 

@@ -69,7 +69,8 @@ def export(
         path: of the file, with the usual suffix: OpenVINO asks for .xml.
         to: "litert", "openvino", "executorch", "qonnx", "onnx" (`qconv.export_onnx`), "program" (`qconv.save_program`)
             or "pt2" (`torch.export`).
-        images: typical images (N, C, H, W). The file takes images of their size.
+        images: typical images (N, C, H, W). The file takes images of their size; "onnx", "program" and "pt2" take
+            others, too, if the network does.
         options: of the target: for "litert" `four_bits`, for "onnx" those of `qconv.export_onnx`.
 
     Returns:
@@ -97,7 +98,11 @@ def export(
             file.write(content)
     elif to == "pt2":
         two = images[:1].cpu().repeat(2, 1, 1, 1)  # a copy: of a view, the file would have all images
-        exported = torch.export.export(frozen, (two,), dynamic_shapes=({0: torch.export.Dim("batch")},), **options)
+        module = frozen.traced(two)
+        sizes = {0: torch.export.Dim("batch")}
+        if module is not frozen and program.size is None:
+            sizes |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+        exported = torch.export.export(module, (two,), dynamic_shapes=(sizes,), **options)
         with atomic_file(path) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No complete tensor")  # of weights in channels_last, which are whole
             torch.export.save(exported, file)

@@ -21,18 +21,14 @@ from ..packed.tensors import check_values, inner_model
 from ..packed.weight import describe_weight
 from ..program.library import Library
 from ..program.operations import Program
-from ..program.plan import NotFused, Planned, program_bytes
+from ..program.plan import NotFused, program_bytes
+from ..program.planned import Planned
 from ..quantizers import Quantizer
 from ..quantizers.base import has_codes, is_plain, is_wrapped
 from .defaults import of_shipping
 from .integers import arithmetic
 from .lower import lower
 from .record import NotRecorded, find_sample, takes
-
-# Multiplications of floats in an image from which libraries, and tables for signs, are faster than a fixed order of
-# sums: on one thread with AVX-512, a float ResNet-18 of 556 million takes 145 ms for 16 images as a plan and 93 in
-# torch, with binary weights 144 and 44; a ResNet-20 of 41 million 9.3 and 12.4, 9.2 and 8.8.
-_MANY = 1 << 27
 
 
 class Frozen(NamedTuple):
@@ -85,18 +81,17 @@ class FrozenModel(nn.Module):
             ValueError: NaN or inf in the input of a model frozen with ``nan="refuse"``; a single sample instead of a
                 batch.
         """
-        planned = None
         if not torch.compiler.is_compiling():
             self.suit(input)
-            planned = self._plan(input)
-        if self.nan == "pass" and (planned is not None or not self._hides_nan):  # a plan knows NaN by itself
-            return self._run(input) if planned is None else planned(input)
+        plan = self._plan(input)
+        if self.nan == "pass" and (plan is not None or not self._hides_nan):  # a plan knows NaN by itself
+            return (plan or self._run)(input)
         wrong = ~input.isfinite()
         wrong = wrong.flatten(1).any(1) if input.ndim > 1 else wrong.any().view(1)
         if self.nan == "refuse" and bool(wrong.any()):
             raise ValueError(f"input has NaN or inf in {int(wrong.sum())} of {len(input)} samples")
-        if planned is not None:
-            return planned(input)
+        if plan is not None:
+            return plan(input)
         return tree_map(lambda output: _with_nan(output, wrong), self._run(input))
 
     def program(self, input: Tensor) -> Program:
@@ -121,6 +116,12 @@ class FrozenModel(nn.Module):
             return bytes(program_bytes(program, self._hides_nan).numpy())
         except NotFused as reason:
             raise ValueError(f"the model has no program for C: {reason}") from None
+
+    def traced(self, input: Tensor) -> nn.Module:
+        """Return what `torch.export` traces for images like `input`: their plan alone; this model if they have none."""
+        self.suit(input)
+        planned = self._planned
+        return self if planned is None or self._plan(input) is None else planned
 
     def own_values(self, input: Tensor) -> Mapping[int, Tensor]:
         """Return the values of the program's operations, by number: those of a plan, or of `network`."""
@@ -178,33 +179,30 @@ class FrozenModel(nn.Module):
             what = f"{self._sample.dtype}, of {self._sample.ndim} dimensions"
             return None, f"its input ({what}) is not images of float32"
         try:
-            return Planned(program, self._hides_nan), ""
+            planned = Planned(program, self._hides_nan)
         except NotFused as reason:
             return None, str(reason)
+        return planned, planned.is_slow((self._sample.shape[2], self._sample.shape[3]))
 
-    def _plan(self, input: Tensor) -> Planned | None:
+    def _plan(self, input: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return what runs these images as a plan; None if they go through the network's modules."""
         planned = self._planned
-        if planned is None or not _is_plain_images(input) or not planned.takes(input):
+        if planned is None or not _is_images(input) or not planned.takes(input):
             return None
-        floats, others = planned.multiplications((input.shape[2], input.shape[3]))
-        is_torchs = floats > max(others, _MANY)
-        self.unplanned = f"{floats:,} multiplications of floats are faster in torch" if is_torchs else ""
-        return planned if not is_torchs and planned.fits(input) else None
+        if torch.compiler.is_compiling():
+            return None if self.unplanned else planned
+        if not _is_plain_images(input):
+            return None
+        slow = planned.is_slow((input.shape[2], input.shape[3]))
+        if slow != self.unplanned:
+            self.unplanned = slow
+        return planned.run if not slow and planned.fits(input) else None
 
     def _run(self, input: Tensor) -> Any:
         network = self.network
         if network is None:
             raise ValueError("the model has seen no input yet: call it once before it is compiled or exported")
         return network(input)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planned": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self._program is not None:
-            self._planned, self.unplanned = self._made_plan(self._program)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         moved = fn(torch.zeros(1, dtype=torch.float32, device="cpu"))
@@ -349,19 +347,24 @@ def _build(model: nn.Module, example: Tensor | None) -> FrozenModel:
     return made
 
 
+def _is_images(input: Tensor) -> bool:
+    """Whether these are float32 images on the CPU, of which no gradient is wanted."""
+    return (
+        input.device.type == "cpu"
+        and (input.dtype, input.ndim) == (torch.float32, 4)
+        and not torch.is_autocast_enabled("cpu")
+        and not (torch.is_grad_enabled() and input.requires_grad)
+    )
+
+
 def _is_plain_images(input: Tensor) -> bool:
-    """Whether these are images that C may read: nothing is traced or differentiated, and no mode looks on."""
-    if torch.compiler.is_compiling():
-        return False
+    """Whether C may read the memory of images: nothing is traced, and no mode looks on."""
     return (
         is_plain(input)
-        and input.is_cpu
         and input.layout == torch.strided
         and not (input.is_neg() or input._is_zerotensor())
-        and (input.dtype, input.ndim) == (torch.float32, 4)
         and input.numel() > 0
-        and not (is_wrapped(input) or torch.is_autocast_enabled("cpu"))
-        and not (torch.is_grad_enabled() and input.requires_grad)
+        and not is_wrapped(input)
         and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportAttributeAccessIssue]
     )
 

@@ -17,6 +17,22 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_map, tree_unflatten
 
 Size = tuple[int, int]
+_LONGEST = 1 << 24  # rows or columns of an image that C takes
+
+
+class Length(NamedTuple):
+    """How an output's height or width follows from that of an input: ``(length + plus) // over``."""
+
+    plus: int = 0
+    over: int = 1
+
+    def of(self, length: int) -> int:
+        """Return the output's length."""
+        return (length + self.plus) // self.over
+
+    def behind(self, first: "Length") -> "Length":
+        """Return the length behind both operations."""
+        return Length(first.plus + first.over * self.plus, first.over * self.over)
 
 
 class Window(NamedTuple):
@@ -28,17 +44,22 @@ class Window(NamedTuple):
     dilation: Size = (1, 1)
     ceil: bool = False
 
+    def lengths(self) -> tuple[Length, Length]:
+        """Return how height and width of the output follow from those of the input."""
+        left, right, top, bottom = self.padding
+        return self._along(0, top, bottom), self._along(1, left, right)
+
     def size(self, size: Size) -> Size:
         """Return height and width of the output for an input of this size."""
-        left, right, top, bottom = self.padding
-        return self._along(0, size[0], top, bottom), self._along(1, size[1], left, right)
+        height, width = self.lengths()
+        return height.of(size[0]), width.of(size[1])
 
-    def _along(self, axis: int, size: int, before: int, after: int) -> int:
+    def _along(self, axis: int, before: int, after: int) -> Length:
         stride, reach = self.stride[axis], self.dilation[axis] * (self.kernel[axis] - 1) + 1
-        steps = size + before + after - reach
-        count = -(-steps // stride) if self.ceil else steps // stride
+        if not self.ceil:
+            return Length(before + after - reach + stride, stride)
         # As in torch, no window begins in the padding at the end.
-        return count + 1 if not self.ceil or count * stride < size + before else count
+        return Length(before + stride - 1 + min(0, after - reach + stride), stride)
 
     def reached(self, size: Size) -> tuple[int, int, int, int]:
         """Return the padding that all windows reach: with `ceil` the last may reach further than `padding`."""
@@ -78,9 +99,14 @@ class Operation:
         """Return the output: the definition."""
         raise NotImplementedError(f"{type(self).__name__} defines no run()")
 
+    def lengths(self) -> tuple[Length, Length]:
+        """Return how height and width of the output follow from those of the first input."""
+        return Length(), Length()
+
     def size(self, size: Size) -> Size:
         """Return height and width of the output for the first input's."""
-        return size
+        height, width = self.lengths()
+        return height.of(size[0]), width.of(size[1])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,8 +118,8 @@ class Input(Operation):
 class _Windowed(Operation):
     window: Window
 
-    def size(self, size: Size) -> Size:
-        return self.window.size(size)
+    def lengths(self) -> tuple[Length, Length]:
+        return self.window.lengths()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -236,8 +262,9 @@ class Take(Operation):
         rest = self.channels - self.first - x.shape[1]
         return F.pad(x[:, :, :: self.stride[0], :: self.stride[1]], (0, 0, 0, 0, self.first, rest))
 
-    def size(self, size: Size) -> Size:
-        return -(-size[0] // self.stride[0]), -(-size[1] // self.stride[1])
+    def lengths(self) -> tuple[Length, Length]:
+        height, width = self.stride
+        return Length(height - 1, height), Length(width - 1, width)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -271,8 +298,8 @@ class Mean(Operation):
         rows = _in_turn(x.unbind(3))
         return (_in_turn(rows.unbind(2)) / (x.shape[2] * x.shape[3]))[..., None, None]
 
-    def size(self, size: Size) -> Size:
-        return 1, 1
+    def lengths(self) -> tuple[Length, Length]:
+        return Length(_LONGEST, _LONGEST), Length(_LONGEST, _LONGEST)
 
 
 class Given(NamedTuple):
@@ -431,6 +458,16 @@ class Program:
         for operation in self.operations:
             found.append(operation.size(found[operation.inputs[0]] if operation.inputs else size))
         return found
+
+    def shape(self) -> tuple[int, ...]:
+        """Return (C,) of an output (N, C), else (C, a, s, b, t) of an output (N, C, (H + a) // s, (W + b) // t)."""
+        operation = self.operations[self.output]
+        channels, lengths = operation.channels, operation.lengths()
+        while operation.inputs:
+            operation = self.operations[operation.inputs[0]]
+            height, width = operation.lengths()
+            lengths = lengths[0].behind(height), lengths[1].behind(width)
+        return (channels,) if self.is_flat else (channels, *lengths[0], *lengths[1])
 
     def multiplications(self, size: Size) -> tuple[int, int]:
         """Return how many multiplications an image of this size takes: of floats, and of signs and codes."""

@@ -21,7 +21,7 @@ MAGIC, VERSION = b"QCP1", 1
 HEAD = struct.Struct("<4s9iq")
 VALUE = struct.Struct("<4i")
 OP = struct.Struct("<36i4f7q")
-_FIELDS = {  # of an `OP`, in order, with their defaults
+FIELDS = {  # of an `OP`, in order, with their defaults
     "kind": (0,),
     "input": (-1,),
     "channels": (0,),
@@ -56,12 +56,11 @@ _FIELDS = {  # of an `OP`, in order, with their defaults
     "prelu": (-1,),
     "table": (-1, -1),
 }
-_KINDS = {Input: 0, ConvBits: 1, ConvCodes: 2, ConvFloats: 3, Mean: 4, Average: 6, Maximum: 7}
-_OUTPUT = 5
+KINDS = {0: Input, 1: ConvBits, 2: ConvCodes, 3: ConvFloats, 4: Mean, 6: Average, 7: Maximum}
+OUTPUT = 5
 _FLOATS, _CODES, _BITS = range(3)  # types of buffers
 PRODUCT, QUOTIENT, EDGES = range(3)  # how numbers become codes
 _ALIGNED = 64
-_SIZES = 8  # of images, for which plans are kept
 
 
 def program_bytes(program: Program, guard: bool) -> Tensor:
@@ -95,14 +94,14 @@ class _Writer:
         """Return the bytes."""
         records = [self._kernel(kernel) for kernel in fuse(self.program)]
         last, operations = self.program.output, self.program.operations
-        output = {"kind": (_OUTPUT,), "input": (self.stored[last, _FLOATS],), "channels": (operations[last].channels,)}
+        output = {"kind": (OUTPUT,), "input": (self.stored[last, _FLOATS],), "channels": (operations[last].channels,)}
         records.append(output)
         counts = VERSION, len(self.values), len(records), operations[0].channels, 1, int(guard)
         parts = [
             HEAD.pack(MAGIC, *counts, *(self.program.size or (0, 0)), 0, self.length),
             *(VALUE.pack(*value, 0) for value in self.values),
         ]
-        parts += [OP.pack(*chain.from_iterable((_FIELDS | record).values())) for record in records]
+        parts += [OP.pack(*chain.from_iterable((FIELDS | record).values())) for record in records]
         return torch.cat([torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8), *self.blob])
 
     def _put(self, *parts: Tensor) -> int:
@@ -124,7 +123,8 @@ class _Writer:
     def _kernel(self, kernel: Kernel) -> dict[str, Any]:
         """Return the fields of a kernel's record that differ from the defaults."""
         source: Any = kernel.source
-        record: dict[str, Any] = {"kind": (_KINDS[type(source)],), "channels": (source.channels,)}
+        kinds = {operation: number for number, operation in KINDS.items()}
+        record: dict[str, Any] = {"kind": (kinds[type(source)],), "channels": (source.channels,)}
         if source.inputs:
             kind = {ConvBits: _BITS, ConvCodes: _CODES}.get(type(source), _FLOATS)
             record["input"] = (self.stored[source.inputs[0], kind],)
@@ -225,14 +225,20 @@ class Plan:
         size: height and width of the images.
         instruction_set: as in `qconv.kernels.native`; None is the best one.
 
+    Attributes:
+        channels: of the images.
+
     Raises:
         ValueError: damaged bytes; images that are too small for a window.
+        NotFused: qconv was installed without its C kernels.
     """
 
     def __init__(self, content: Tensor, size: Size, instruction_set: str | None = None) -> None:
+        if kernels() is None:
+            raise NotFused("qconv was installed without its C kernels")
         self._module: Any = kernels()
         self._handle = self._module.plan_open(content.data_ptr(), len(content), *size, number_of(instruction_set))
-        self._shape = self._module.plan_sizes(self._handle)[5:]  # behind those of images and of memory
+        self.channels, _, _, _, _, *self._shape = self._module.plan_sizes(self._handle)
 
     def __call__(self, input: Tensor, threads: int) -> Tensor:
         """Return (N, C, H, W) for images of the plan's shape, float32 on the CPU in any memory format."""
@@ -243,58 +249,3 @@ class Plan:
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
             self._module.plan_close(self._handle)
-
-
-class Planned:
-    """A program that C runs: a plan for each of the last sizes of images.
-
-    Args:
-        program: the program.
-        guard: as in `program_bytes`.
-
-    Attributes:
-        content: the program's bytes.
-
-    Raises:
-        NotFused: the kernels can't run it, or qconv was installed without them.
-    """
-
-    def __init__(self, program: Program, guard: bool) -> None:
-        if kernels() is None:
-            raise NotFused("qconv was installed without its C kernels")
-        self.program, self.content = program, program_bytes(program, guard)
-        self._plans: dict[Size, Plan] = {}
-        self._counts: dict[Size, tuple[int, int]] = {}
-
-    def multiplications(self, size: Size) -> tuple[int, int]:
-        """Return `Program.multiplications`."""
-        if size not in self._counts:
-            self._counts[size] = self.program.multiplications(size)
-        return self._counts[size]
-
-    def takes(self, input: Tensor) -> bool:
-        """Whether the program is one for images of this shape."""
-        size = self.program.size
-        return input.shape[1] == self.program.operations[0].channels and size in (None, tuple(input.shape[2:]))
-
-    def fits(self, input: Tensor) -> bool:
-        """Whether there is a plan for images of this size: they may be too small for a window, or too large."""
-        try:
-            self._plan(input)
-        except ValueError:
-            return False
-        return True
-
-    def __call__(self, input: Tensor) -> Tensor:
-        """Return the output for images (N, C, H, W), float32 on the CPU."""
-        output = self._plan(input)(input, torch.get_num_threads())
-        return output.flatten(1) if self.program.is_flat else output
-
-    def _plan(self, input: Tensor) -> Plan:
-        size = input.shape[2], input.shape[3]
-        plan = self._plans.get(size)
-        if plan is None:
-            if len(self._plans) >= _SIZES:
-                self._plans.pop(next(iter(self._plans)), None)  # another thread may have done it
-            plan = self._plans[size] = Plan(self.content, size)
-        return plan

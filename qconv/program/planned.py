@@ -1,0 +1,188 @@
+"""Programs that C runs: an operator of torch over their plans, and a module that calls it where torch traces."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.library import LIBRARY
+from ..kernels.native import kernels
+from .fuse import NotFused
+from .operations import Length, Program, Size
+from .plan import Plan, program_bytes
+from .read import read_program
+
+_PLANS = 8  # that are kept: of a model for as many sizes of images, and of the operator
+# Multiplications of floats in an image from which libraries, and tables for signs, are faster than a fixed order of
+# sums: on one thread with AVX-512, a float ResNet-18 of 556 million takes 145 ms for 16 images as a plan and 93 in
+# torch, with binary weights 144 and 44; a ResNet-20 of 41 million 9.3 and 12.4, 9.2 and 8.8.
+_MANY = 1 << 27
+
+
+class _Opened:
+    """A program's bytes and a size of images, as a key for the plan that they give."""
+
+    def __init__(self, content: Tensor, size: Size) -> None:
+        self.size = size
+        self.hold(content.clone() if content.storage_offset() % 8 else content)
+
+    def hold(self, content: Tensor) -> None:
+        self.content = content
+        self.words = content[: len(content) // 8 * 8].view(torch.int64)  # all of a file; compared ten times as fast
+
+    def __hash__(self) -> int:
+        return hash((len(self.content), self.size))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Opened) and self.size == other.size and torch.equal(self.words, other.words)
+
+
+@lru_cache(_PLANS)
+def _opened(key: _Opened) -> Plan:
+    key.hold(key.content.clone())  # the caller's may change, or lie in memory that a package frees
+    return Plan(key.content, key.size)
+
+
+@lru_cache(_PLANS)
+def _read(key: _Opened) -> tuple[Program, bool]:
+    key.hold(key.content.clone())
+    return read_program(key.content)
+
+
+def run_program(program: Tensor, images: Tensor, shape: list[int]) -> Tensor:
+    """Return the output of a program for images; ``torch.ops.qconv.run_program``.
+
+    A plan in C computes it on the CPU; elsewhere, or without the kernels, `Program.run`, which gives the same bits,
+    slowly, on the CPU.
+
+    Args:
+        program: the bytes of a program's file, uint8 (`program_bytes`).
+        images: (N, C, H, W), float32, of any strides, on any device.
+        shape: how the output's follows (`Program.shape`).
+
+    Raises:
+        ValueError: damaged bytes; images or a shape that are not the program's.
+    """
+    if program.dtype != torch.uint8 or program.ndim != 1:
+        raise ValueError(f"program ({program.dtype}, {program.ndim} dimensions) must be bytes, of one dimension")
+    if images.dtype != torch.float32 or images.ndim != 4:
+        raise ValueError(f"images ({images.dtype}, {images.ndim} dimensions) must be float32 (N, C, H, W)")
+    run = _by_plan if images.is_cpu and kernels() is not None else _by_definition
+    output = run(program.contiguous(), images, (images.shape[2], images.shape[3]))
+    wanted = output_shape(images, shape)
+    if len(wanted) == 2 and output.shape[2:] == (1, 1):
+        output = output.flatten(1)
+    if output.shape != wanted:
+        raise ValueError(f"shape (={list(shape)}) gives an output {wanted}; the program's is {tuple(output.shape)}")
+    return output
+
+
+def _by_plan(content: Tensor, images: Tensor, size: Size) -> Tensor:
+    plan = _opened(_Opened(content, size))
+    _check(images, plan.channels)
+    return plan(images, torch.get_num_threads())
+
+
+def _by_definition(content: Tensor, images: Tensor, size: Size) -> Tensor:
+    program, guard = _read(_Opened(content.cpu(), (0, 0)))
+    _check(images, program.operations[0].channels)
+    if program.size not in (None, size):
+        raise ValueError(f"the program is for images of {program.size}, not {size}")
+    floats = images.cpu()
+    output = program.run(floats)
+    if guard:
+        output[~floats.isfinite().flatten(1).all(1)] = torch.nan
+    return output.to(images.device)
+
+
+def _check(images: Tensor, channels: int) -> None:
+    if images.shape[1] != channels:
+        raise ValueError(f"images have {images.shape[1]} channels; the program takes {channels}")
+
+
+def output_shape(images: Tensor, shape: Any) -> tuple[int, ...]:
+    """Return the shape of a program's output for images; its sizes may be symbols."""
+    if len(shape) == 1:
+        return images.shape[0], shape[0]
+    channels, *lengths = shape
+    rows, columns = Length(*lengths[:2]), Length(*lengths[2:])
+    return images.shape[0], channels, rows.of(images.shape[2]), columns.of(images.shape[3])
+
+
+if not hasattr(torch.ops.qconv, "run_program"):  # else `csrc/torch_operator.cpp` is loaded, for the CPU
+    LIBRARY.define("run_program(Tensor program, Tensor images, int[] shape) -> Tensor")
+LIBRARY.impl("run_program", run_program, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "qconv::run_program",
+    lambda program, images, shape: images.new_empty(output_shape(images, shape)),
+    lib=LIBRARY,
+)
+
+
+class Planned(nn.Module):
+    """A program that C runs: a plan for each of the last sizes of images.
+
+    Args:
+        program: the program.
+        guard: as in `program_bytes`.
+
+    Attributes:
+        content: the program's bytes.
+
+    Raises:
+        NotFused: the kernels can't run it, or qconv was installed without them.
+    """
+
+    content: Tensor
+
+    def __init__(self, program: Program, guard: bool) -> None:
+        super().__init__()
+        if kernels() is None:
+            raise NotFused("qconv was installed without its C kernels")
+        self.program, self.shape = program, program.shape()
+        self.channels, self.size = program.operations[0].channels, program.size
+        self.register_buffer("content", program_bytes(program, guard))
+        self._plans: dict[Size, Plan] = {}
+        self._slow: dict[Size, str] = {}
+
+    def is_slow(self, size: Size) -> str:
+        """Return why torch is faster with images of this size; empty if it is not."""
+        if size not in self._slow:
+            floats, others = self.program.multiplications(size)
+            is_slow = floats > max(others, _MANY)
+            self._slow[size] = f"{floats:,} multiplications of floats are faster in torch" if is_slow else ""
+        return self._slow[size]
+
+    def takes(self, input: Tensor) -> bool:
+        """Whether the program is one for images of this shape."""
+        return input.shape[1] == self.channels and self.size in (None, tuple(input.shape[2:]))
+
+    def fits(self, input: Tensor) -> bool:
+        """Whether there is a plan for images of this size: they may be too small for a window, or too large."""
+        try:
+            self._plan(input)
+        except ValueError:
+            return False
+        return True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the output for images (N, C, H, W), float32 on the CPU, by the operator, which torch can trace."""
+        return torch.ops.qconv.run_program(self.content, input, self.shape)
+
+    def run(self, input: Tensor) -> Tensor:
+        """Return the same as `forward`, without what an operator in Python costs."""
+        output = self._plan(input)(input, torch.get_num_threads())
+        return output.flatten(1) if self.program.is_flat else output
+
+    def _plan(self, input: Tensor) -> Plan:
+        size = input.shape[2], input.shape[3]
+        plan = self._plans.get(size)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.pop(next(iter(self._plans)), None)  # another thread may have done it
+            plan = self._plans[size] = Plan(self.content.cpu(), size)
+        return plan
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}

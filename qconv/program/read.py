@@ -1,0 +1,161 @@
+"""Reading a program's bytes: its operations, as torch defines them."""
+
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .edges import edges_of
+from .operations import (
+    Add,
+    Affine,
+    Average,
+    Clamp,
+    ConvBits,
+    ConvCodes,
+    ConvFloats,
+    Maximum,
+    Mean,
+    Multiply,
+    PReLU,
+    Program,
+    Quantize,
+    Sign,
+    Take,
+    Window,
+)
+from .plan import EDGES, FIELDS, HEAD, KINDS, MAGIC, OP, OUTPUT, PRODUCT, VALUE, VERSION
+
+
+def read_program(content: Tensor) -> tuple[Program, bool]:
+    """Return the program of its bytes, and whether images with NaN or inf get outputs that are NaN.
+
+    The inverse of `program_bytes`: the operations compute the same, but may be others, and have no names. Whether the
+    output loses its last dimensions is not in the bytes.
+
+    Raises:
+        ValueError: not the bytes of a program, or other than they say in number.
+    """
+    data = bytes(content.numpy())
+    if len(data) < HEAD.size or data[:4] != MAGIC:
+        raise ValueError("not the file of a program")
+    _, version, values, ops, channels, _, guard, height, width, _, length = HEAD.unpack_from(data)
+    first = HEAD.size + values * VALUE.size
+    blob = first + ops * OP.size
+    if version != VERSION or len(data) != blob + length:
+        raise ValueError(f"the file has version {version} and {len(data)} bytes; {VERSION} and {blob + length} are due")
+    reader = _Reader(Program(channels), content[blob:])
+    reader.widths = [VALUE.unpack_from(data, HEAD.size + number * VALUE.size)[1] for number in range(values)]
+    for number in range(ops):
+        numbers = iter(OP.unpack_from(data, first + number * OP.size))
+        reader.take({name: tuple(islice(numbers, len(default))) for name, default in FIELDS.items()})
+    reader.program.size = (height, width) if height else None
+    return reader.program, bool(guard)
+
+
+class _Reader:
+    def __init__(self, program: Program, blob: Tensor) -> None:
+        self.program, self.blob = program, blob
+        self.widths: list[int] = []  # channels of each buffer
+        self.places: dict[int, int] = {}  # the operation whose value each buffer holds
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Add the operations of a kernel's record."""
+        (kind,), (channels,), (given,) = record["kind"], record["channels"], record["input"]
+        if kind == OUTPUT:
+            self.program.outputs = (self.places[given],)
+            return
+        at = 0 if given < 0 else self._source(kind, channels, given, record)
+        if record["scale"] != (-1,):
+            scale, bias = (self._floats(record[name][0], channels) for name in ("scale", "bias"))
+            at = self._add(Affine, channels, at, scale=scale, bias=bias)
+        if record["residual"] != (-1,):
+            at = self._with_residual(channels, at, record)
+        if record["prelu"] != (-1,):
+            before, slope, after = self._floats(record["prelu"][0], 3 * channels).view(3, channels)
+            at = self._add(Affine, channels, at, scale=torch.ones(channels), bias=before)
+            at = self._add(PReLU, channels, at, slope=slope)
+            at = self._add(Affine, channels, at, scale=torch.ones(channels), bias=after)
+        low, high = record["clamp"]
+        if (low, high) != (-torch.inf, torch.inf):
+            at = self._add(Clamp, channels, at, low=low, high=high)
+        self.places[record["floats"][0]] = at
+        if record["bits"] != (-1,):
+            edge = self._floats(record["edges"][0], channels)
+            self.places[record["bits"][0]] = self._add(Sign, channels, at, edge=edge)
+        for k in range(record["codes"][0]):
+            self.places[record["code"][k]] = self._coded(channels, at, k, record)
+
+    def _add(self, kind: Any, channels: int, *inputs: int, **fields: Any) -> int:
+        return self.program.add(kind(inputs=inputs, channels=channels, **fields))
+
+    def _tensor(self, place: int, dtype: torch.dtype, count: int) -> Tensor:
+        return self.blob[place : place + count * dtype.itemsize].clone().view(dtype)
+
+    def _floats(self, place: int, count: int) -> Tensor:
+        return self._tensor(place, torch.float32, count)
+
+    def _source(self, kind: int, channels: int, given: int, record: dict[str, Any]) -> int:
+        source, at = KINDS[kind], self.places[given]
+        top, left, bottom, right = record["top, left, bottom, right"]
+        geometry = record["kernel"], record["stride"], (left, right, top, bottom), record["dilation"]
+        window: dict[str, Any] = {"window": Window(*geometry, bool(record["ceil"][0]))}
+        if source in (Average, Maximum):
+            at = self._add(source, self.widths[given], at, **window)
+            return at if channels == self.widths[given] else self._add(Take, channels, at)
+        if source is Mean:
+            return self._add(Mean, channels, at)
+        (groups,) = record["groups"]
+        fields = {name: record[name][0] for name in {ConvBits: ("pad_value",), ConvCodes: ("zero",)}.get(source, ())}
+        weight = self._weight(source, (channels, *record["kernel"], self.widths[given] // groups), record)
+        return self._add(source, channels, at, weight=weight, groups=groups, **window, **fields)
+
+    def _weight(self, source: Any, shape: tuple[int, ...], record: dict[str, Any]) -> Tensor:
+        """Return a weight (C_out, C / groups, kh, kw)."""
+        (place,), (bits,), (filters, *kernel, inputs) = record["weight"], record["weight_bits"], shape
+        count = torch.Size(shape).numel()
+        if source is ConvFloats:
+            weight = self._floats(place, count)
+        elif source is ConvBits:
+            width = 16 if inputs <= 16 else -(-inputs // 32) * 32
+            packed = self._tensor(place, torch.uint8, count // inputs * width // 8)
+            weight = 1 - 2 * _unpacked(packed, 1).view(-1, width)[:, :inputs]
+        elif bits == 8:
+            weight = self._tensor(place, torch.int8, count)
+        else:
+            each = count // filters
+            halves = _unpacked(self._tensor(place, torch.uint8, filters * -(-each // 2)), 4).view(filters, -1)
+            weight = ((halves[:, :each] ^ 8) - 8).to(torch.int8)
+        return weight.reshape(filters, *kernel, inputs).permute(0, 3, 1, 2).contiguous()
+
+    def _with_residual(self, channels: int, at: int, record: dict[str, Any]) -> int:
+        (value,), (stride,), (first,) = (record[name] for name in ("residual", "residual_stride", "residual_first"))
+        other = self.places[value]
+        if record["is_factor"][0]:
+            return self._add(Multiply, channels, at, other, is_gate=stride == 0)
+        if (stride, first, self.widths[value]) != (1, 0, channels):
+            other = self._add(Take, channels, other, stride=(stride, stride), first=first)
+        return self._add(Add, channels, at, other)
+
+    def _coded(self, channels: int, at: int, k: int, record: dict[str, Any]) -> int:
+        form, low, high, zero, number, table = (
+            record[name][k] for name in ("form", "low", "high", "code_zero", "number", "table")
+        )
+        if form == EDGES:
+            count = int(self._tensor(table, torch.int32, 1))
+            edges = self._floats(table + 4, count)
+            codes, step = self._tensor(table + 4 + 4 * count, torch.uint8, count + 1), 0.0
+        else:
+            factor = torch.tensor(number)
+            step = 1 / number if form == PRODUCT else number
+            edges = edges_of(
+                lambda x: (x * factor if form == PRODUCT else x / factor).clamp(low, high).round(), low, high, step
+            )
+            codes = torch.arange(low + zero, high + zero + 1).to(torch.uint8)
+        return self._add(Quantize, channels, at, edges=edges, codes=codes, zero=zero, step=step)
+
+
+def _unpacked(packed: Tensor, bits: int) -> Tensor:
+    """Return numbers of a few bits, the first ones from the lowest bits of each byte."""
+    return (packed.to(torch.int64).unsqueeze(-1) >> torch.arange(0, 8, bits) & (1 << bits) - 1).flatten()
