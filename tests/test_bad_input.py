@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import METHODS as ALL_METHODS
 from methods import CONSTANTS, FUNCTIONS, MADE_OF_SCHEMES, QUANTIZERS, Make, ready
+from settings import mostly_nightly
 from torch import Tensor, nn
 from torch.optim import SGD
 from torchvision.ops import DeformConv2d
@@ -489,9 +490,10 @@ SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor], Any], tuple[Any, ...], str]]
 }
 
 
-@pytest.mark.parametrize(
-    ("measure", "kind"), [*zip(cycle(["sensitivity", "hessian", "measured"]), SEVERAL, strict=False)]
-)
+OF_SEVERAL = [*zip(cycle(["sensitivity", "hessian", "measured"]), SEVERAL, strict=False)]
+
+
+@pytest.mark.parametrize(("measure", "kind"), mostly_nightly(OF_SEVERAL, OF_SEVERAL[:1]))
 def test_one_of_several_outputs(measure: str, kind: str) -> None:
     named = {} if measure == "sensitivity" else {"measure": measure}
     call = partial(AFTER_TRAINING["assign_bits" if named else measure], **named)

@@ -2,6 +2,7 @@
 
 import abc
 import copy
+import itertools
 import pickle
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import torchvision
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from safetensors.torch import load_file, save_file
+from settings import mostly_nightly
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -269,8 +271,10 @@ def test_a_name_of_two_meanings_is_told() -> None:
     assert type(model) is WithTwoMeanings
 
 
-@pytest.mark.parametrize("kind", [WithTorch, WithGlobals])
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("inside", "kind"),
+    mostly_nightly(itertools.product([False, True], [WithTorch, WithGlobals]), ((True, WithGlobals),)),
+)
 def test_it_compiles_in_one_graph_traces_and_freezes(inside: bool, kind: type[Calls]) -> None:
     torch.compiler.reset()
     made = kind(torch.relu)

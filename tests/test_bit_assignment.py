@@ -47,7 +47,8 @@ def assign(model: nn.Module, *data: Any, **options: Any) -> BitAssignment:
     return qconv.assign_bits(model, *data, **{"choices": CHOICES, "skip": (), "max_bytes": 10**6, **options})
 
 
-@pytest.mark.parametrize("labelled", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("labelled", [True, False])
 def test_traces_are_those_of_the_exact_hessian(labelled: bool) -> None:
     model = network().double()
     images, labels = pictures(4)

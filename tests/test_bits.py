@@ -85,6 +85,7 @@ def test_codes_of_other_bits() -> None:
         ops.pack_codes(torch.zeros(1, 2), 3)
 
 
+@pytest.mark.nightly
 def test_torch_finds_the_operators_well_made(device: str) -> None:
     x = values((2, 70, 3, 3), True, device=device).nan_to_num(0)  # NaN is not equal to itself
     signs, passes, _ = ops.pack_signs_and_passes(x, -1.0, 1.0)

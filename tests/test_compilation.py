@@ -94,6 +94,7 @@ def test_a_network_is_compiled_where_it_pays_and_can_be(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11 looks at it
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", [schemes.bwn(), schemes.two_stage(schemes.bwn())], ids=str)
 def test_batches_of_two_sizes(scheme: schemes.Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its code, in training and in evaluation; with stages there is code for any size."""

@@ -158,6 +158,7 @@ def test_autocast_leaves_float64_alone() -> None:
             ours(tensors[0], tensors[1].float())
 
 
+@pytest.mark.nightly
 @EVERY_SCHEME
 def test_compile(scheme: Scheme) -> None:
     case = CASES["groups and offset groups"]

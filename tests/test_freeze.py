@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from settings import default_dtype
+from settings import default_dtype, mostly_nightly
 from torch import Tensor, nn
 from torch.nn.utils import spectral_norm
 from torch.nn.utils.parametrizations import orthogonal
@@ -98,7 +98,9 @@ FLOAT = {
 }
 
 
-@pytest.mark.parametrize("name", [*INTEGER, *FLOAT])
+@pytest.mark.parametrize(
+    "name", mostly_nightly([*INTEGER, *FLOAT], ("bnn", "lsq4", "minmax8", "shift", "reactnet", "bwn", "apot"))
+)
 def test_every_scheme(name: str) -> None:
     input = torch.randn(3, 3, 9, 8)
     model = trained(chain(activation=nn.ReLU), {**INTEGER, **FLOAT}[name], input)
@@ -111,7 +113,7 @@ def test_every_scheme(name: str) -> None:
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
 
 
-@pytest.mark.parametrize("name", ["lsq_plus", "adabin", "dsq", "fp8", "xnor"])
+@pytest.mark.parametrize("name", mostly_nightly(["lsq_plus", "adabin", "dsq", "fp8", "xnor"], ("xnor", "lsq_plus")))
 def test_float_layers_of_other_kinds(name: str) -> None:
     scheme = schemes.xnor(center=True) if name == "xnor" else {**INTEGER, **FLOAT}[name]
     torch.manual_seed(0)

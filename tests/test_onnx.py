@@ -123,7 +123,7 @@ def agree(model: nn.Module, path: Path, input: Tensor) -> None:
 def guarded(path: Path) -> int:
     """Assert that a Conv between quantizers has a whole weight and bias, and no quantizer follows one directly.
 
-    ONNX Runtime rounds floats in such a Conv, and drops one of two quantizers. It warns of constants that nothing reads.
+    ONNX Runtime rounds floats in such a Conv, drops one of two quantizers, and warns of constants that nothing reads.
     """
     graph, of_codes = onnx.load(path).graph, 0
     assert {each.name for each in graph.initializer} <= {name for node in graph.node for name in node.input}

@@ -16,9 +16,9 @@ def of_shipping() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
     try:
         # As a context, a device is asked at each call of torch: only where it isn't the default.
-        with nullcontext() if torch.get_default_device() == _CPU else _CPU:
-            with torch.inference_mode(mode=False), torch.no_grad():
-                yield
+        device = nullcontext() if torch.get_default_device() == _CPU else _CPU
+        with device, torch.inference_mode(mode=False), torch.no_grad():
+            yield
     finally:
         if before != torch.float32:
             torch.set_default_dtype(before)
