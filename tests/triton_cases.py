@@ -263,7 +263,7 @@ def check_levels(seed: int, device: str) -> None:
                         close = 1e-6 * float(finite) * max(map(abs, (low, high, 1)))
                         torch.testing.assert_close(of_step, sums, rtol=1e-6, atol=close, equal_nan=True)
                     half = dtype == torch.bfloat16 and device == "cpu"  # to which the interpreter does not round
-                    unit, ends = rng.choice([divisor, None, 0 * divisor]), (float(low), float(high))
+                    unit, ends = rng.choice([divisor, None, 0 * divisor, -divisor]), (float(low), float(high))
                     values = given, unit, *ends, rng.choice([1.0, 3.0]), rng.choice([0.0, 0.3])
                     levels = (
                         given,

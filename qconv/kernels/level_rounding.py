@@ -83,7 +83,7 @@ def round_values(input: Tensor, unit: Tensor | None, low: float, high: float, fa
     """
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
     unit, divisor = unit_and_divisor(wide.new_ones(()) if unit is None else unit, least)
-    return ((wide / divisor).clamp(low, high).mul_(factor).round_() * (unit / factor)).to(input.dtype)
+    return ((wide / divisor).clamp(low, high).mul_(factor).round_() * part(unit, factor)).to(input.dtype)
 
 
 def unit_and_divisor(unit: Tensor, least: float) -> tuple[Tensor, Tensor]:
@@ -92,6 +92,11 @@ def unit_and_divisor(unit: Tensor, least: float) -> tuple[Tensor, Tensor]:
         unit = unit.clamp(min=least)
         return unit, unit
     return unit, unit + (unit == 0)  # a NaN stays
+
+
+def part(unit: Tensor, factor: float) -> Tensor:
+    """Return ``unit / factor``, rounded once: by a Python number a GPU divides as by its rounded reciprocal."""
+    return unit if factor == 1 else unit / unit.new_full((), factor)
 
 
 def range_levels(low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,7 @@ class _Opened:
 
     def hold(self, content: Tensor) -> None:
         self.content = content
-        self.words = content[: len(content) // 8 * 8].view(torch.int64)  # all of a file; compared ten times as fast
+        self.words = content[: len(content) // 8 * 8].view(torch.int64)  # a file has no more; ten times as fast
 
     def __hash__(self) -> int:
         return hash((len(self.content), self.size))

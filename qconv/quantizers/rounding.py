@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.level_rounding import range_levels as range_levels, unit_and_divisor
+from ..kernels.level_rounding import part, range_levels as range_levels, unit_and_divisor
 from ..kernels.pointwise import round_log2 as round_log2, round_power_of_two as round_power_of_two
 from .codes import Whole
 from .numbers import wide
@@ -47,7 +47,7 @@ class Rounding(NamedTuple):
     def _scale(self, x: Tensor, unit: Tensor | None) -> Tensor:
         if unit is None:
             return level_step(self.factor, x)
-        return unit if self.factor == 1 else unit / self.factor
+        return part(unit, self.factor)
 
     def quantized(self, x: Tensor) -> Tensor:
         """Return ``x_q`` in the dtype of ``x``, in one pass on a GPU."""

@@ -47,7 +47,7 @@ def round_values(
     launch(
         *(_values, triton.cdiv(input.numel(), _BLOCK)),
         *(input, input if unit is None else unit.contiguous(), output, *places),
-        *(float(low), float(high), float(factor), float(least)),
+        *(float(low), float(high), float(factor), float(least) if least > 0 else -math.inf),
         DIVIDES=unit is not None,
         BLOCK=_BLOCK,
     )
