@@ -123,7 +123,10 @@ def written(writer: Any, program: Program, metadata: Mapping[str, str]) -> Any:
         _, *rest = writer.shapes[place]
         shape = ["batch", *(None if program.size is None and number else side for number, side in enumerate(rest))]
         outputs.append(value(name, shape[:2] if program.is_flat else shape))
-    graph = helper.make_graph([*writer.graph.nodes, *ends], "qconv", [input], outputs, writer.graph.constants)
+    nodes = [*writer.graph.nodes, *ends]
+    read = {name for node in nodes for name in node.input}  # ONNX Runtime warns of constants that nothing reads
+    constants = [each for each in writer.graph.constants if each.name in read]
+    graph = helper.make_graph(nodes, "qconv", [input], outputs, constants)
     opsets = [helper.make_opsetid("", writer.form.opset)]
     version = helper.find_min_ir_version_for(opsets)
     model = helper.make_model(graph, opset_imports=opsets, producer_name="qconv", ir_version=version)
