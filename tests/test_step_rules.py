@@ -635,3 +635,11 @@ def test_sharpness_aware_steps() -> None:
     optimizer.second_step()
     quantized: Any = model[3]
     assert quantized.weight.abs().max() == 1
+
+
+def test_a_weight_that_two_layers_share_is_clamped_once() -> None:
+    layers = [qconv.QConv2d(4, 4, 3, scheme=schemes.shift_q()) for _ in range(2)]
+    layers[1].weight = layers[0].weight
+    before = layers[0].weight.detach().clone()
+    qconv.after_step(nn.Sequential(*layers))
+    assert layers[0].weight.sign().equal(before.sign())

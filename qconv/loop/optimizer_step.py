@@ -93,7 +93,7 @@ def _after_step(held: _Held) -> None:
             layer.after_step_()
         else:
             stepped += layer.stepped()
-    together: dict[tuple[float, float, bool], list[Tensor]] = {}
+    together: dict[tuple[float, float, bool], dict[int, Tensor]] = {}  # each once: layers may share a weight
     for quantizer, weight in stepped:
         clamped = [*bounded(quantizer, weight)]
         is_more = type(quantizer).after_step_ is not Quantizer.after_step_ or "stream" in quantizer._modules
@@ -101,8 +101,9 @@ def _after_step(held: _Held) -> None:
             quantizer.after_step_(weight)
             continue
         for tensor, low, high, is_magnitude in clamped:
-            together.setdefault((low, high, is_magnitude), []).append(tensor)
-    for (low, high, is_magnitude), tensors in together.items():
+            together.setdefault((low, high, is_magnitude), {})[id(tensor)] = tensor
+    for (low, high, is_magnitude), by_id in together.items():
+        tensors = [*by_id.values()]
         signs = _torch._foreach_sign(tensors) if is_magnitude else None
         if is_magnitude:
             _torch._foreach_abs_(tensors)

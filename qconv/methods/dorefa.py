@@ -126,7 +126,7 @@ class DoReFaInput(Passing):
         return within(x, 0, 1)
 
     def passed(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
-        if not is_eager_cuda(x):
+        if not is_eager_cuda(x) or x.dtype == torch.float64:  # the ends are float32's
             return super().passed(grad, x)
         return torch.ops.aten.hardtanh_backward(grad, x, BELOW_ZERO, ABOVE_ONE)
 
