@@ -82,16 +82,21 @@ def round_values(input: Tensor, unit: Tensor | None, low: float, high: float, fa
         tensor([-1.0000,  0.5000,  1.0000,  2.5000])
     """
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    unit, divisor = unit_and_divisor(wide.new_ones(()) if unit is None else unit, least)
-    return ((wide / divisor).clamp(low, high).mul_(factor).round_() * part(unit, factor)).to(input.dtype)
+    unit, by = unit_and_divisor(wide.new_ones(()) if unit is None else unit, least)
+    return ((wide / by).clamp(low, high).mul_(factor).round_() * part(unit, factor)).to(input.dtype)
 
 
 def unit_and_divisor(unit: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """Return the units, at least ``least``, and what is divided by them: 1 in place of 0, as of a row of zeros."""
+    """Return the units, at least ``least``, and what numbers are divided by: their `divisor`."""
     if least > 0:
         unit = unit.clamp(min=least)
         return unit, unit
-    return unit, unit + (unit == 0)  # a NaN stays
+    return unit, divisor(unit)
+
+
+def divisor(step: Tensor) -> Tensor:
+    """The step, or 1 if it is 0, as for a row of zeros."""
+    return step + (step == 0)  # a NaN stays
 
 
 def part(unit: Tensor, factor: float) -> Tensor:
@@ -108,7 +113,7 @@ def range_levels(low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor, 
     count = 2**bits - 1
     span = high - low
     # The step is rounded: divided by it, the half of a range that is even around 0 would fall on either side.
-    first = (low / (span + (span == 0))).mul_(count).round_()
+    first = (low / divisor(span)).mul_(count).round_()
     return first, first + count, span / count
 
 
@@ -127,7 +132,7 @@ def round_range(input: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
     """
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
     first, last, step = range_levels(low.to(wide.dtype), high.to(wide.dtype), bits)
-    return ((wide / (step + (step == 0))).round_().clamp_(first, last) * step).to(input.dtype)
+    return ((wide / divisor(step)).round_().clamp_(first, last) * step).to(input.dtype)
 
 
 def check_fit(low: float, high: float, factor: float, offset: int) -> None:

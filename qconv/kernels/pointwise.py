@@ -30,7 +30,7 @@ def sign(input: Tensor) -> Tensor:
         tensor([-1.,  1.,  1.,  1.])
     """
     positive_zero = input + 0.0
-    one = torch.ones((), dtype=input.dtype, device="cpu" if input.is_cuda else input.device)
+    one = torch.ones((), dtype=input.dtype, device="cpu" if input.is_cuda else input.device)  # sent with the call
     return torch.copysign(one, positive_zero, out=positive_zero)
 
 

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
-from ..quantizers.levels import divisor
 from ..quantizers.numbers import wide
 from ..quantizers.percentiles import extent
+from ..quantizers.rounding import divisor
 from ..quantizers.stochastic import Stream
 
 

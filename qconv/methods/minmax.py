@@ -11,12 +11,12 @@ from ..quantizers.base import Whole, is_eager_cuda
 from ..quantizers.form import Form
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding, Passing
-from ..quantizers.levels import Levels, divisor
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import wide
 from ..quantizers.observers import Extremes
 from ..quantizers.part import Rule
 from ..quantizers.percentiles import Percentiles, extent
-from ..quantizers.rounding import Rounding, range_levels
+from ..quantizers.rounding import Rounding, divisor, range_levels
 from ..scheme import Scheme, named, of_input
 
 

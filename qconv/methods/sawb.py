@@ -8,8 +8,8 @@ from torch import Tensor
 from ..ground.checks import check_bits, check_flags
 from ..quantizers.base import Whole
 from ..quantizers.kept_codes import Coding, Passing
-from ..quantizers.levels import divisor
 from ..quantizers.numbers import wide
+from ..quantizers.rounding import divisor
 from ..scheme import Scheme, named, of_input
 from .pact import PACT
 

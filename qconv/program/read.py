@@ -6,25 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import operations as ops
 from .edges import edges_of
-from .operations import (
-    Add,
-    Affine,
-    Average,
-    Clamp,
-    ConvBits,
-    ConvCodes,
-    ConvFloats,
-    Maximum,
-    Mean,
-    Multiply,
-    PReLU,
-    Program,
-    Quantize,
-    Sign,
-    Take,
-    Window,
-)
+from .operations import Program, Window
 from .plan import EDGES, FIELDS, HEAD, KINDS, MAGIC, OP, OUTPUT, PRODUCT, VALUE, VERSION
 
 
@@ -40,14 +24,14 @@ def read_program(content: Tensor) -> tuple[Program, bool]:
     data = bytes(content.numpy())
     if len(data) < HEAD.size or data[:4] != MAGIC:
         raise ValueError("not the file of a program")
-    _, version, values, ops, channels, _, guard, height, width, _, length = HEAD.unpack_from(data)
+    _, version, values, count, channels, _, guard, height, width, _, length = HEAD.unpack_from(data)
     first = HEAD.size + values * VALUE.size
-    blob = first + ops * OP.size
+    blob = first + count * OP.size
     if version != VERSION or len(data) != blob + length:
         raise ValueError(f"the file has version {version} and {len(data)} bytes; {VERSION} and {blob + length} are due")
     reader = _Reader(Program(channels), content[blob:])
     reader.widths = [VALUE.unpack_from(data, HEAD.size + number * VALUE.size)[1] for number in range(values)]
-    for number in range(ops):
+    for number in range(count):
         numbers = iter(OP.unpack_from(data, first + number * OP.size))
         reader.take({name: tuple(islice(numbers, len(default))) for name, default in FIELDS.items()})
     reader.program.size = (height, width) if height else None
@@ -69,21 +53,21 @@ class _Reader:
         at = 0 if given < 0 else self._source(kind, channels, given, record)
         if record["scale"] != (-1,):
             scale, bias = (self._floats(record[name][0], channels) for name in ("scale", "bias"))
-            at = self._add(Affine, channels, at, scale=scale, bias=bias)
+            at = self._add(ops.Affine, channels, at, scale=scale, bias=bias)
         if record["residual"] != (-1,):
             at = self._with_residual(channels, at, record)
         if record["prelu"] != (-1,):
             before, slope, after = self._floats(record["prelu"][0], 3 * channels).view(3, channels)
-            at = self._add(Affine, channels, at, scale=torch.ones(channels), bias=before)
-            at = self._add(PReLU, channels, at, slope=slope)
-            at = self._add(Affine, channels, at, scale=torch.ones(channels), bias=after)
+            at = self._add(ops.Affine, channels, at, scale=torch.ones(channels), bias=before)
+            at = self._add(ops.PReLU, channels, at, slope=slope)
+            at = self._add(ops.Affine, channels, at, scale=torch.ones(channels), bias=after)
         low, high = record["clamp"]
         if (low, high) != (-torch.inf, torch.inf):
-            at = self._add(Clamp, channels, at, low=low, high=high)
+            at = self._add(ops.Clamp, channels, at, low=low, high=high)
         self.places[record["floats"][0]] = at
         if record["bits"] != (-1,):
             edge = self._floats(record["edges"][0], channels)
-            self.places[record["bits"][0]] = self._add(Sign, channels, at, edge=edge)
+            self.places[record["bits"][0]] = self._add(ops.Sign, channels, at, edge=edge)
         for k in range(record["codes"][0]):
             self.places[record["code"][k]] = self._coded(channels, at, k, record)
 
@@ -101,13 +85,14 @@ class _Reader:
         top, left, bottom, right = record["top, left, bottom, right"]
         geometry = record["kernel"], record["stride"], (left, right, top, bottom), record["dilation"]
         window: dict[str, Any] = {"window": Window(*geometry, bool(record["ceil"][0]))}
-        if source in (Average, Maximum):
+        if source in (ops.Average, ops.Maximum):
             at = self._add(source, self.widths[given], at, **window)
-            return at if channels == self.widths[given] else self._add(Take, channels, at)
-        if source is Mean:
-            return self._add(Mean, channels, at)
+            return at if channels == self.widths[given] else self._add(ops.Take, channels, at)
+        if source is ops.Mean:
+            return self._add(ops.Mean, channels, at)
         (groups,) = record["groups"]
-        fields = {name: record[name][0] for name in {ConvBits: ("pad_value",), ConvCodes: ("zero",)}.get(source, ())}
+        of_source = {ops.ConvBits: ("pad_value",), ops.ConvCodes: ("zero",)}.get(source, ())
+        fields = {name: record[name][0] for name in of_source}
         weight = self._weight(source, (channels, *record["kernel"], self.widths[given] // groups), record)
         return self._add(source, channels, at, weight=weight, groups=groups, **window, **fields)
 
@@ -115,9 +100,9 @@ class _Reader:
         """Return a weight (C_out, C / groups, kh, kw)."""
         (place,), (bits,), (filters, *kernel, inputs) = record["weight"], record["weight_bits"], shape
         count = torch.Size(shape).numel()
-        if source is ConvFloats:
+        if source is ops.ConvFloats:
             weight = self._floats(place, count)
-        elif source is ConvBits:
+        elif source is ops.ConvBits:
             width = 16 if inputs <= 16 else -(-inputs // 32) * 32
             packed = self._tensor(place, torch.uint8, count // inputs * width // 8)
             weight = 1 - 2 * _unpacked(packed, 1).view(-1, width)[:, :inputs]
@@ -133,10 +118,10 @@ class _Reader:
         (value,), (stride,), (first,) = (record[name] for name in ("residual", "residual_stride", "residual_first"))
         other = self.places[value]
         if record["is_factor"][0]:
-            return self._add(Multiply, channels, at, other, is_gate=stride == 0)
+            return self._add(ops.Multiply, channels, at, other, is_gate=stride == 0)
         if (stride, first, self.widths[value]) != (1, 0, channels):
-            other = self._add(Take, channels, other, stride=(stride, stride), first=first)
-        return self._add(Add, channels, at, other)
+            other = self._add(ops.Take, channels, other, stride=(stride, stride), first=first)
+        return self._add(ops.Add, channels, at, other)
 
     def _coded(self, channels: int, at: int, k: int, record: dict[str, Any]) -> int:
         form, low, high, zero, number, table = (
@@ -153,7 +138,7 @@ class _Reader:
                 lambda x: (x * factor if form == PRODUCT else x / factor).clamp(low, high).round(), low, high, step
             )
             codes = torch.arange(low + zero, high + zero + 1).to(torch.uint8)
-        return self._add(Quantize, channels, at, edges=edges, codes=codes, zero=zero, step=step)
+        return self._add(ops.Quantize, channels, at, edges=edges, codes=codes, zero=zero, step=step)
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:

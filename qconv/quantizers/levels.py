@@ -34,8 +34,3 @@ def ternary(x: Tensor, threshold: Tensor) -> Tensor:
         tensor([-1,  0,  0,  0,  1], dtype=torch.int8)
     """
     return (x > threshold).to(torch.int8) - (x < -threshold).to(torch.int8)
-
-
-def divisor(step: Tensor) -> Tensor:
-    """The step, or 1 if it is 0, as for a row of zeros."""
-    return step + (step == 0)  # a NaN stays

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.level_rounding import part, range_levels as range_levels, unit_and_divisor
+from ..kernels.level_rounding import divisor as divisor, part, range_levels as range_levels, unit_and_divisor
 from ..kernels.pointwise import round_log2 as round_log2, round_power_of_two as round_power_of_two
 from .codes import Whole
 from .numbers import wide

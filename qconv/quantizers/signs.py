@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels import pointwise as _registered  # noqa: F401
+from ..kernels import pointwise
 from .base import Quantizer, Whole, is_eager_cuda, is_plain_cpu
 from .form import Form
 from .kept_codes import Coded, Coding
@@ -30,11 +30,9 @@ def sign(x: Tensor) -> Tensor:
     x = x.detach().resolve_neg()
     if is_eager_cuda(x):
         return _ops.sign(x)
-    one = torch.ones((), dtype=x.dtype, device="cpu" if x.is_cuda else x.device)  # a GPU gets it with the call
     if x.numel() > _FEW and is_plain_cpu(x) and not _has_negative_zero(x):
-        return torch.copysign(one, x)
-    positive_zero = x + 0.0
-    return torch.copysign(one, positive_zero, out=positive_zero)
+        return torch.copysign(torch.ones((), dtype=x.dtype, device="cpu"), x)
+    return pointwise.sign(x)
 
 
 def _has_negative_zero(x: Tensor) -> bool:
