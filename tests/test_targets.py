@@ -107,6 +107,30 @@ def test_every_operation(target: str, kinds: int, groups: int, tmp_path: Path) -
     check(target, program, torch.randn(3, 5, 17, 14), tmp_path)
 
 
+def plain() -> torch.nn.Sequential:
+    """Convolutions of all kinds without a shortcut."""
+
+    def block(*sizes: int, **kind: Any) -> list[torch.nn.Module]:
+        norm = torch.nn.BatchNorm2d(sizes[1])
+        torch.nn.init.normal_(norm.weight), torch.nn.init.normal_(norm.bias)
+        return [torch.nn.Conv2d(*sizes, **kind, bias=False), norm, torch.nn.ReLU()]
+
+    return torch.nn.Sequential(
+        *block(3, 16, 3, padding=1),
+        *block(16, 16, 3, groups=16, stride=2, padding=1),
+        *block(16, 32, 1),
+        torch.nn.MaxPool2d(3, 2, padding=1),
+        *block(32, 24, 3, padding=2, dilation=2, groups=2),
+        torch.nn.MaxPool2d(2, ceil_mode=True),
+        *block(24, 16, 3, padding=1),
+        *block(16, 16, 2),
+        torch.nn.AvgPool2d(3, 1, padding=1),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16, 4),
+    )
+
+
 TERNARY = Scheme(input=schemes.lsq(2, 2).input, weight=schemes.twn().weight)
 MADE: dict[str, Callable[[], torch.nn.Module]] = {
     **{name: lambda name=name: network(name) for name in NETWORKS if name not in ("float", "bireal")},
@@ -118,6 +142,7 @@ MADE: dict[str, Callable[[], torch.nn.Module]] = {
     ),
     "gates": lambda: trained(Attentive(), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16)),
     "adabin": lambda: trained(NETWORKS["reactnet"][0](), schemes.adabin(), torch.randn(8, 3, 16, 16)),
+    "plain": lambda: trained(plain(), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16)),
     "depthwise": lambda: trained(
         mobilenet_v2(width_mult=0.25, num_classes=10),
         schemes.minmax(8, 8),
@@ -248,29 +273,6 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def plain() -> torch.nn.Sequential:
-    """Convolutions of all kinds without a shortcut."""
-
-    def block(*sizes: int, **kind: Any) -> list[torch.nn.Module]:
-        norm = torch.nn.BatchNorm2d(sizes[1])
-        torch.nn.init.normal_(norm.weight), torch.nn.init.normal_(norm.bias)
-        return [torch.nn.Conv2d(*sizes, **kind, bias=False), norm, torch.nn.ReLU()]
-
-    return torch.nn.Sequential(
-        *block(3, 16, 3, padding=1),
-        *block(16, 16, 3, groups=16, stride=2, padding=1),
-        *block(16, 32, 1),
-        torch.nn.MaxPool2d(3, 2, padding=1),
-        *block(32, 24, 3, padding=2, dilation=2, groups=2),
-        torch.nn.MaxPool2d(2, ceil_mode=True),
-        *block(24, 16, 3, padding=1),
-        *block(16, 16, 2),
-        torch.nn.AdaptiveAvgPool2d(1),
-        torch.nn.Flatten(),
-        torch.nn.Linear(16, 4),
-    )
-
-
 @pytest.mark.parametrize(
     ("scheme", "count"), [("bnn", 4), ("lsq22", 4), ("lsq33", 4), ("lsq44", 4), ("signed", 4), ("minmax", 0)]
 )
