@@ -399,6 +399,11 @@ def test_litert_for_microcontrollers_needs_its_package(monkeypatch: pytest.Monke
     from qconv.export.litert import run, write
 
     write(Program(1), tmp_path / "model.tflite", (4, 4))
+    if find_spec("tflite_micro") is not None:
+        with pytest.raises(
+            ValueError, match=r"takes images \(height, width, channels\) of \(4, 4, 1\), not \(5, 4, 1\)"
+        ):
+            run(tmp_path / "model.tflite", np.zeros((1, 1, 5, 4), np.float32), "micro")
     monkeypatch.setitem(sys.modules, "tflite_micro", None)
     with pytest.raises(ImportError, match=r'Microcontrollers needs tflite_micro: pip install "qconv\[micro\]"'):
         run(tmp_path / "model.tflite", np.zeros((1, 1, 4, 4), np.float32), "micro")

@@ -114,6 +114,9 @@ def _in_micro(content: bytes, images: Any) -> list[Any]:
         from tflite_micro import runtime
     model: Any = schema.ModelT.InitFromPackedBuf(content, 0)
     (graph,) = model.subgraphs
+    wanted = tuple(map(int, graph.tensors[graph.inputs[0]].shape[1:]))
+    if images.shape[1:] != wanted:
+        raise ValueError(f"the file takes images (height, width, channels) of {wanted}, not {images.shape[1:]}")
     most = sum(4 * math.prod(tensor.shape) + 1024 for tensor in graph.tensors)  # bytes, with what describes them
     try:
         runner = runtime.Interpreter.from_bytes(content, arena_size=most)
