@@ -323,6 +323,7 @@ def swapped(steps: int) -> float:
     return float(said[1]) / 100
 
 
+@pytest.mark.nightly
 def test_the_swap_example_learns() -> None:
     assert swapped(20) > 0.3  # 0.1 with the ReLUs kept
     assert len(SAID.findall(README)) == 1, "and the page says what 150 steps print"
