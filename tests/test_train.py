@@ -363,9 +363,12 @@ def test_the_learning_rate_of_an_epoch_is_the_mean_of_its_steps(tmp_path: Path) 
     assert found == pytest.approx([sum(steps[:3]) / 3, sum(steps[3:]) / 3], rel=1e-6)
 
 
-def test_a_run_of_the_first_stage_alone_is_quantized(tmp_path: Path) -> None:
-    """Its weights are said to be float."""
-    assert program.train(config(*ONE, "scheme=two_stage", "scheme.start=1", f"run_dir={tmp_path}")).quantized
+def test_the_checkpoint_of_a_run_in_stages_is_quantized(tmp_path: Path) -> None:
+    words = (*QUICK, "scheme=two_stage")
+    result = program.train(config(*words, "trainer.max_epochs=3", "scheme.start=0.6", f"run_dir={tmp_path}"))
+    assert (result.best_epoch, result.quantized) == (2, True)
+    early = program.train(config(*words, "trainer.max_epochs=1", "scheme.start=1", f"run_dir={tmp_path / 'first'}"))
+    assert early.quantized  # a first stage that is a run of its own: its weights are said to be float
 
 
 @pytest.mark.nightly
