@@ -39,14 +39,12 @@ from qconv.quantizers import (
     FP8,
     LSQ,
     PACT,
-    TTQ,
     AdaBinInput,
     DoReFaGradient,
     Identity,
     Int8Stochastic,
     LSQInput,
     LSQPlusInput,
-    MinMaxInput,
     Mixed,
     Quantizer,
     ReActNetInput,
@@ -92,6 +90,9 @@ def parts() -> Iterator[Part]:
 
 PARTS = list(parts())
 EACH_PART = pytest.mark.parametrize(("name", "key"), PARTS, ids=map("-".join, PARTS))
+SOME = ("bnn(stochastic=True)", "inq(weight_bits=5)", "lsq_plus(weight_bits=4, input_bits=4)", "irnet()")
+SOME_PARTS = pytest.mark.parametrize(("name", "key"), [part for part in PARTS if part[0] in SOME])
+"""Of a random stream, of codes, of learned numbers and of a surrogate: the rules of loading do not depend on more."""
 SIGNED = ("bias", "gamma", "beta", "shift", "sign", "start", "lower", "upper", "code", "top")
 """Those of which 0 and negative values are as good as others; so are the alphas of ReCU, SiMaN and BiPer: factors."""
 CAST = ("frozen", "code", "top", "stream.key", "stream.step")
@@ -149,7 +150,7 @@ def test_values_in_a_checkpoint(name: str, key: str) -> None:
         refused(name, key, wrong, ValueError, rf"net\.{key} \(=.*0.0.*\) .*must be ")
 
 
-@EACH_PART
+@SOME_PARTS
 def test_dtypes_in_a_checkpoint(name: str, key: str) -> None:
     tensor = trained(name)[key]
     wrong = tensor.long() if tensor.is_floating_point() else tensor.float()
@@ -163,7 +164,7 @@ def test_dtypes_in_a_checkpoint(name: str, key: str) -> None:
         refused(name, key, complex_one, TypeError, rf"net\.{key} has dtype torch.complex64 in the checkpoint")
 
 
-@EACH_PART
+@SOME_PARTS
 def test_shapes_in_a_checkpoint(name: str, key: str) -> None:
     tensor = trained(name)[key]
     wrong = torch.stack([tensor, tensor])
@@ -178,7 +179,7 @@ def test_shapes_in_a_checkpoint(name: str, key: str) -> None:
         assert layer(torch.randn(2, 4, 5, 5)).isfinite().all()
 
 
-@EACH_PART
+@SOME_PARTS
 def test_missing_and_additional_tensors_in_a_checkpoint(name: str, key: str) -> None:
     state = dict(trained(name))
     child = key.partition(".")[0]
@@ -576,7 +577,7 @@ MAGNITUDES: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
 
 
 @pytest.mark.parametrize(("make", "levels"), QUANTIZERS.values(), ids=QUANTIZERS.keys())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_magnitudes(make: Make, levels: float, dtype: torch.dtype) -> None:
     for scaled in MAGNITUDES.values():
         x = scaled(torch.randn(3, 4, 2, 2, dtype=torch.float64), dtype).to(dtype)
@@ -612,10 +613,8 @@ def making(*places: Any, **options: Any) -> Callable[[], object]:
 
 COMBINATIONS: list[Row] = [
     (making(grad=LSQ), ValueError, r"grad \(=LSQ\(.*\) must make a quantizer for grad, not one for weight"),
-    (making(grad=MinMaxInput), ValueError, r"grad \(=MinMaxInput\(.*\) must make a quantizer for grad, not one for i"),
     (lambda: schemes.bnn().with_grad(PACT), ValueError, r"grad \(=PACT\(bits=4\)\) must make"),
     (making(input=ShiftPS), ValueError, r"input \(=ShiftPS\(.*\) must make a quantizer for input, not one for weight"),
-    (making(input=TTQ), ValueError, r"input \(=TTQ\(.*not one for we"),
     (making(weight=ReActNetInput), ValueError, r"weight \(=ReActNetInput\("),
     # at random in evaluation, or by each process
     (making(weight=DoReFaGradient), ValueError, r"weight \(=DoReFaGradient\(bits=6\)\) must .* not one for grad"),
@@ -623,7 +622,6 @@ COMBINATIONS: list[Row] = [
     (making(weight=partial(Sign, stochastic=True)), ValueError, r"weight \(=Sign\(.*\) must .* not one for input or g"),
     (making(weight=ShiftPS, backward_weight="float"), ValueError, r"backward_weight \(='float'\) must be 'quantized'"),
     (making(padding_value=1), ValueError, r"padding_value \(=1\) must be 0: Identity\(\) doesn't make the input ±1"),
-    (making(LSQInput, padding_value=-1), ValueError, r"padding_value \(=-1\)"),
     (making(AdaBinInput, padding_value=1), ValueError, r"padding_value \(=1\)"),
     (making(scale_map=True), ValueError, r"scale_map \(=True\) needs an input that is only signs: Identity\(\)"),
     (making(Sign, scale_map="no"), TypeError, r"scale_map \(='no'\) must be True or False"),
@@ -670,15 +668,10 @@ def wrong(argument: object) -> Any:
 FLOAT = nn.Sequential(nn.Conv2d(3, 4, 3))
 MISTAKES: list[Row] = [
     (partial(conv, stride=0), ValueError, r"^stride \(=0\) must be at least 1"),
-    (partial(conv, stride=(2,)), ValueError, r"^stride \(=\(2,\)\) must be an int or 2 ints"),
     (partial(conv, padding=(1,)), ValueError, r"^padding \(=\(1,\)\) must be an int or 2 ints"),
-    (partial(conv, padding=-1), ValueError, r"^padding \(=-1\) must be"),
-    (partial(conv, kernel_size=(3,)), ValueError, r"^kernel_size \(=\(3,\)\) must be"),
     (partial(conv, kernel_size=1.5), ValueError, r"^kernel_size \(=1.5\) must be"),
-    (partial(conv, dilation=0), ValueError, r"^dilation \(=0\) must be"),
     (partial(conv, in_channels="3"), ValueError, r"^in_channels \(='3'\) must be a whole number, no"),
     (partial(conv, out_channels=3.0), ValueError, r"^out_channels \(=3.0\) must be a whole number"),
-    (partial(conv, groups=1.0), ValueError, r"^groups \(=1.0\) must be a whole number"),
     (
         lambda: qconv.QConvTranspose1d(3, 4, 3, output_padding=(1, 1)),
         *(ValueError, r"^output_padding \(=\(1, 1\)\) must be an int$"),
@@ -693,7 +686,7 @@ MISTAKES: list[Row] = [
     (lambda: qconv.calibrate(small(), [[]]), TypeError, r"^batches: \[\] must be an input of the mo"),
     *(
         (partial(qconv.calibrate, small(), [IMAGE], max_samples=wrong(number)), ValueError, "must be a whole number, n")
-        for number in ("5", 2.5, True, None)
+        for number in ("5", True)
     ),
     (lambda: qconv.after_step(wrong(optimizer())), TypeError, r"^model \(=SGD.*must be a torch.nn.Module"),
     (
@@ -750,13 +743,12 @@ TRAINING: list[Row] = [
     (lambda: Checkpoints("x", every_steps=0), ValueError, r"every_steps \(=0\) must be at least 1"),
     (lambda: Checkpoints("x", monitor="val_loss"), ValueError, r"monitor \(=val_loss\) must be a figure where high"),
     (lambda: MovingAverage(1.0), ValueError, r"decay \(=1.0\) must be at least 0 and below 1"),
-    (lambda: MovingAverage(-0.1), ValueError, r"decay \(=-0.1\) must be at least 0 and below 1"),
     (lambda: EWGSDelta(batches=0), ValueError, r"batches \(=0\) must be at least 1"),
     (partial(Classifier, FLOAT, SGD, dampening=-1), ValueError, r"dampening \(=-1\) must be at least 0 and finite"),
     (partial(Classifier, FLOAT, SGD, sine_penalty=math.inf), ValueError, r"sine_penalty \(=inf\) must be at least 0 a"),
     *(
         (partial(check_lean, value), ValueError, r"lean \(=.*\) must be true, false, exact or auto")
-        for value in ("fast", "true", "", 1, 0, None, [True])
+        for value in ("true", 1, None)
     ),
 ]
 DATA: list[Row] = [

@@ -229,7 +229,7 @@ class Leaves(nn.Sequential):
         return input
 
 
-@pytest.mark.parametrize(("measure", "labelled"), [("hessian", True), ("measured", True), ("hessian", False)])
+@pytest.mark.parametrize(("measure", "labelled"), [("measured", True), ("hessian", False)])
 def test_a_budget_is_kept_by_the_file(measure: Any, labelled: bool, tmp_path: Path) -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())

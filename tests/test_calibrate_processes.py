@@ -140,6 +140,7 @@ def test_two_layers_are_never_paired_up(ranks: list[dict[str, Any]]) -> None:
             assert found["ranges"][1:] == [1, 1]  # nothing was set
 
 
+@pytest.mark.nightly
 def test_a_layer_that_one_process_alone_comes_to_does_not_hang(ranks: list[dict[str, Any]]) -> None:
     first, second = (rank["one more"] for rank in ranks)
     assert second["text"] == "done"
@@ -150,6 +151,7 @@ def test_a_layer_that_one_process_alone_comes_to_does_not_hang(ranks: list[dict[
     assert SECONDS <= seconds < 10 * SECONDS
 
 
+@pytest.mark.nightly
 def test_calibrate_lets_processes_take_different_paths(ranks: list[dict[str, Any]]) -> None:
     first, second = (rank["calibrated"] for rank in ranks)
     assert first["text"] == second["text"] == "done"
@@ -157,15 +159,18 @@ def test_calibrate_lets_processes_take_different_paths(ranks: list[dict[str, Any
     assert first["ranges"][0] == pytest.approx((pictures(0).max().item() + pictures(1).max().item()) / 2)
 
 
+@pytest.mark.nightly
 def test_a_blank_batch_of_one_process_does_not_count(ranks: list[dict[str, Any]]) -> None:
     assert [rank["blank"][0] for rank in ranks] == [pictures(1).max().item()] * 2
 
 
+@pytest.mark.nightly
 def test_processes_have_the_same_delta(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["deltas"] == ranks[1]["deltas"] == pytest.approx(deltas((0, 1)))
     assert any(ranks[0]["deltas"].values())
 
 
+@pytest.mark.nightly
 def test_processes_have_the_same_corrected_bias(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["corrected"] == ranks[1]["corrected"] == pytest.approx(corrected((0, 1)))
     assert ranks[0]["corrected"] != pytest.approx(corrected((0,)))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from settings import mostly_nightly
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -188,7 +189,9 @@ MODELS: dict[str, tuple[Any, int, int, int]] = {
 }
 
 
-@pytest.mark.parametrize(("build", "layers", "converted", "size"), MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize(
+    ("build", "layers", "converted", "size"), mostly_nightly(MODELS.values(), [MODELS["resnet18"]])
+)
 def test_models_of_torchvision(build: Any, layers: int, converted: int, size: int) -> None:
     model = build(weights=None).eval()
     input = torch.randn(2, 3, size, size)

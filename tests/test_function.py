@@ -5,11 +5,14 @@ import math
 import sys
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
+from methods import METHODS, SCHEMES
+from settings import mostly_nightly
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -91,11 +94,17 @@ def gradients(output: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
     return list(torch.autograd.grad(output, leaves, grad_output, allow_unused=True))
 
 
-@EVERY_OP
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_fused_equals_codes_or_composed_exactly(
-    method: Scheme, op: Any, input_shape: Any, filter_shape: Any, dtype: torch.dtype
-) -> None:
+FUSED = [
+    *product(METHODS, ["conv2d"], [torch.float32, torch.float64, torch.bfloat16]),
+    *product(METHODS, [name for name in OPS if name != "conv2d"], [torch.float32]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"), mostly_nightly(FUSED, [row for row in FUSED if row[1] == "conv2d" or row[0] in SCHEMES])
+)
+def test_fused_equals_codes_or_composed_exactly(name: str, kind: str, dtype: torch.dtype) -> None:
+    method, (op, input_shape, filter_shape) = METHODS[name], OPS[kind]
     input = torch.randn(input_shape).to(dtype).requires_grad_()
     filters = torch.randn(filter_shape).to(dtype).requires_grad_()
     bias = torch.randn(filter_shape[0]).to(dtype).requires_grad_()
@@ -290,8 +299,9 @@ def test_each_extra_tensor_alone(needed: int, backward_weight: Any) -> None:
     torch.testing.assert_close(found, gradients(expected, [tensors[needed]])[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("channels_last", "autocast"), mostly_nightly(product([False, True], [False, True]), [(True, False)])
+)
 def test_saves_no_more_than_the_float_layer(channels_last: bool, autocast: bool) -> None:
     from qconv.bench.train_step import Case, Settings, measure
 

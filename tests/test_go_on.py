@@ -32,7 +32,7 @@ from qconv.training.run_folder import RunFolderError, claimed
 from qconv.training.step_counts import check_takes_steps
 from qconv.training.stored_config import stored_config
 
-TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=constant")
+TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=constant", "report=false")
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,11 @@ class InTest(Send):
 
 @pytest.mark.parametrize(
     ("where", "saved"),
-    [((0, 3), (0, 4)), ((0, -1), (0, 19)), ("test", (1, 19))],
-    ids=["first epoch", "validation", "test"],
+    [
+        pytest.param((0, 3), (0, 4), id="first epoch"),
+        pytest.param((0, -1), (0, 19), id="validation", marks=pytest.mark.nightly),
+        pytest.param("test", (1, 19), id="test", marks=pytest.mark.nightly),
+    ],
 )
 def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(
     where: tuple[int, int] | str, saved: tuple[int, int], whole: Path, told: Callable[..., str], tmp_path: Path
@@ -108,7 +111,6 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
     assert told(f"resume={one}", "optimizer.lr=1").endswith("above 2; optimizer.lr=1 changed nothing")
     config_before = (one / "config.yaml").read_bytes()
     assert "trainer.max_epochs (=1) must be at least 2" in told(f"resume={one}", "trainer.max_epochs=1")
-    assert "trainer.max_epochs (=None) must be a whole number" in told(f"resume={one}", "trainer.max_epochs=null")
     result = (one / "result.json").rename(one / "later")
     assert "trainer.max_epochs (=1) must be at least 2, the epochs" in told(f"resume={one}", "trainer.max_epochs=1")
     (one / "later").rename(result)
@@ -143,23 +145,10 @@ def test_a_run_that_was_ended_early_has_finished(told: Callable[..., str]) -> No
     assert "has finished its 6 epochs" in told("resume=run")
 
 
-def test_more_epochs_of_a_schedule_that_stores_its_length(told: Callable[..., str], tmp_path: Path) -> None:
-    one_cycle = (
-        *("scheduler._target_=torch.optim.lr_scheduler.OneCycleLR", "~scheduler.warmup", "~scheduler.final"),
-        "+scheduler.max_lr=0.01",
-    )
-    program.train(config(*TWO[:2], *one_cycle, "trainer.max_epochs=1", f"run_dir={tmp_path / 'run'}"))
-    said = told("resume=run", "trainer.max_epochs=2")
-    assert (
-        "1 → 2. From here on, the learning rate follows 2 epochs instead of 1, so the result differs from 2 epochs from"
-        in said
-    )
-
-
 def test_a_schedule_keeps_the_rates_that_rules_ask_for(told: Callable[..., str]) -> None:
     one_cycle = "scheduler._target_=torch.optim.lr_scheduler.OneCycleLR", "~scheduler.warmup", "~scheduler.final"
     rules = "optimizer.rules={norms:{lr_scale:0.1}}"
-    short = (*TWO[:2], "trainer.max_epochs=1", rules, *one_cycle)
+    short = (*TWO[:2], "trainer.max_epochs=1", "report=false", rules, *one_cycle)
     said = told(*short, "+scheduler.max_lr=0.01", "run_dir=one")
     assert "scheduler (OneCycleLR) sets the learning rate of all groups of parameters to 0.0004" in said
     assert "but the rules of the optimizer ask for 0.001, 0.01: pass a list" in said
@@ -373,7 +362,7 @@ def fitted(rates: Rates, schedule: Any, **options: Any) -> None:
         trainer.save_checkpoint(path)
 
 
-@pytest.mark.parametrize("place", [(1, 3), (1, BATCHES - 1), (EPOCHS - 1, BATCHES - 1)], ids=str)
+@pytest.mark.parametrize("place", [(1, 3), (EPOCHS - 1, BATCHES - 1)], ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_more_epochs_follow_the_longer_schedule(schedule: str, place: tuple[int, int], tmp_path: Path) -> None:
     """From the first step on, although the rate was 0 at the end of the shorter one."""
@@ -385,9 +374,8 @@ def test_more_epochs_follow_the_longer_schedule(schedule: str, place: tuple[int,
     assert found.rates == pytest.approx({at: expected.rates[at] for at in found.rates}, rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.parametrize("place", [(1, 3), (1, BATCHES - 1)], ids=str)
-def test_another_number_of_steps_in_an_epoch_is_refused(place: tuple[int, int], tmp_path: Path) -> None:
-    rates = Rates(place, tmp_path / "a.ckpt")
+def test_another_number_of_steps_in_an_epoch_is_refused(tmp_path: Path) -> None:
+    rates = Rates((1, 3), tmp_path / "a.ckpt")
     fitted(rates, schedules.constant)
     with pytest.raises(ValueError, match=r"an epoch has 4 optimizer steps now, and 7 so far: resume with as many"):
         fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt", accumulate_grad_batches=2)
@@ -421,17 +409,6 @@ def test_steps_that_epochs_do_not_decide(tmp_path: Path) -> None:
     again = Rates()
     fitted(again, schedules.linear, max_epochs=-1, max_steps=20, ckpt_path=tmp_path / "a.ckpt")
     assert again.rates == pytest.approx({at: rate for at, rate in rates.rates.items() if at > (1, 3)})
-
-
-def test_a_run_that_goes_on_with_other_batches(tmp_path: Path) -> None:
-    words = ("model.width=4", "trainer=cpu", "scheduler=linear", "report=false", "trainer.max_epochs=4")
-    cut = "+callbacks.send={_target_:runs.Send,number:15,epoch:1,batch:5}"
-    with pytest.raises(BaseException, match="stopped by SIGTERM"):
-        program.train(config(*words, cut, f"run_dir={tmp_path}"))
-    cfg = stored_config(tmp_path, ("+trainer.accumulate_grad_batches=2", "~callbacks.send"), configs())
-    cfg.resume = str(tmp_path)
-    with pytest.raises(ValueError, match="an epoch has 10 optimizer steps now, and 19 so far"):
-        program.train(cfg)
 
 
 def test_progress_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,8 +316,7 @@ def test_compile_before_calibration() -> None:
         torch.testing.assert_close(run(compiled, input), run(eager, input), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bwn(), schemes.lsq(4, 4)], ids=str)
+@pytest.mark.parametrize(("scheme", "bias"), [(schemes.bnn(), False), (schemes.lsq(4, 4), True)], ids=str)
 def test_outputs_that_the_model_changes_in_place(scheme: Scheme, bias: bool) -> None:
     """In compiled code, too, and with the gradients of a model that leaves them alone."""
     conv = qconv.QConv2d(3, 4, 3, padding=1, bias=bias, scheme=scheme).double()
@@ -336,15 +335,14 @@ def test_compile_without_gradients() -> None:
         torch.testing.assert_close(compiled, model(input), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_runs_in_that_dtype(method: Scheme, dtype: torch.dtype) -> None:
+def test_autocast_runs_in_that_dtype(method: Scheme) -> None:
     layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=method)
     input = torch.randn(2, 3, 5, 5)
     qconv.calibrate(layer, [input])
-    with torch.autocast("cpu", dtype):
+    with torch.autocast("cpu", torch.bfloat16):
         found = run(layer, input)
-        again = run(layer, input.to(dtype))
-    assert found[0].dtype == dtype
+        again = run(layer, input.bfloat16())
+    assert found[0].dtype == torch.bfloat16
     assert all(parameter.dtype == torch.float32 for parameter in layer.parameters())
     assert method.scale_map or found[0].equal(again[0])  # the map is taken from the input before it is rounded
 
@@ -544,7 +542,7 @@ def test_every_float_type_has_its_layer() -> None:
     assert {kind.__name__ for kind in QUANTIZED.values()} <= {*dir(qconv)}, "name them in qconv/__init__.py"
 
 
-@EVERY
+@pytest.mark.parametrize(("twin", "arguments", "shape"), {row[0]: row for row in LAYERS.values()}.values())
 def test_a_frozen_layer_and_its_file_are_the_layer(twin: Any, arguments: Any, shape: Any, tmp_path: Path) -> None:
     layer, input, file = QUANTIZED[twin](4, 8, **arguments, scheme=schemes.bnn()), torch.randn(shape), tmp_path / "file"
     for parameter in layer.parameters():

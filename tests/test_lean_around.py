@@ -286,6 +286,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", mostly_nightly(NETWORKS, ("densenet121", "timm's mobilenetv3_small_050")))
 def test_networks_of_others(name: str) -> None:
     torch.manual_seed(0)
@@ -449,6 +450,7 @@ def test_gradients_of_functions() -> None:
     assert all(torch.equal(tensor, results[1][name]) for name, tensor in results[0].items())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("exact", [False, True])
 def test_compiled(exact: bool, device: str) -> None:
     torch._dynamo.reset()

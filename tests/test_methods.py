@@ -22,6 +22,7 @@ from methods import (
     GOLDEN,
     MADE_OF_SCHEMES,
     METHODS,
+    SCHEMES,
     SURROGATES,
     arguments,
     choices,
@@ -400,7 +401,7 @@ def trained(scheme: qconv.Scheme, autocast: bool = False) -> tuple[nn.Module, Te
 
 @pytest.mark.parametrize(
     ("name", "autocast"),
-    mostly_nightly(product(EVERY, (False, True)), [*product(EVERY, (False,)), *product(METHODS, (True,))]),
+    mostly_nightly(product(EVERY, (False, True)), [*product(METHODS, (False,)), *product(SCHEMES, (True,))]),
 )
 def test_a_training_step_and_its_state(name: str, autocast: bool) -> None:
     scheme = EVERY[name]

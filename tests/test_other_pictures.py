@@ -274,6 +274,7 @@ def test_pictures_of_12_bits_in_files_of_16(made: Any, tmp_path: Path) -> None:
         pixels_of(deep, pixel_range=(4095, 0))
 
 
+@pytest.mark.nightly
 def test_a_run_on_12_bits_says_how_it_reads_files(tmp_path: Path) -> None:
     """To `predict`, and to an evaluation elsewhere."""
     root, run = stripes(tmp_path / "data", 16), tmp_path / "run"
@@ -344,6 +345,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.nightly
 def test_a_network_that_starts_from_another_is_tested_on_the_same_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

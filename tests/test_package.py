@@ -196,6 +196,7 @@ for name in {[*names, "qconv.models.resnet20", "qconv.data.DigitsDataModule", "q
     in_a_new_process(code)
 
 
+@pytest.mark.nightly
 def test_a_missing_package_names_its_extra_and_a_star_import_needs_none() -> None:
     code = f"""
 import sys, os

@@ -434,7 +434,7 @@ class Flat(Holds):
 
 
 @SLOW
-@pytest.mark.parametrize("tokens", [1, 2, 5])
+@pytest.mark.parametrize("tokens", [1, 5])
 def test_blocks_take_the_samples_first(tokens: int) -> None:
     """Tokens that were taken for samples came from several of them."""
     images = torch.rand(6, tokens, 4)

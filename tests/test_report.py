@@ -234,6 +234,7 @@ def test_a_thousand_classes(report: Report) -> None:
     assert "<n5>" not in text
 
 
+@pytest.mark.nightly
 def test_an_interrupted_run_and_one_of_an_earlier_version(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,6 +306,7 @@ async function look(width) {
 </script></body>"""
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome: apt-get install chromium")
 def test_in_a_browser(run: Path, report: Report, tmp_path: Path) -> None:
     wide = tmp_path / "wide.html"  # long names, and as many classes as a matrix takes

@@ -349,6 +349,7 @@ def test_learned_tensors_of_a_mixture_go_on_with_all_elements() -> None:
     assert layer.quantized_weight().abs().equal(learned.abs().view(-1, 1, 1, 1).expand_as(layer.weight))
 
 
+@pytest.mark.nightly
 def test_a_mixture_is_saved_copied_and_compiled() -> None:
     scheme = schemes.layerwise(schemes.reactnet(), inputs=(0, 0), weights=(0.2, 0.2), ramp=0.3).at_depth(0)
     layer = trained_at(qconv.QConv2d(4, 8, 3, scheme=scheme), 0.25)

@@ -97,6 +97,7 @@ def test_a_flag_that_was_saved_as_a_bool() -> None:
         assert other.state_dict()["input_quantizer.calibrated"].is_floating_point()
 
 
+@pytest.mark.nightly
 def test_a_compiled_average_is_not_calibrated_anew() -> None:
     layer, input = qconv.QConv2d(2, 3, 3, scheme=schemes.lsq()), torch.rand(2, 2, 5, 5)
     with torch.no_grad():

@@ -399,6 +399,7 @@ def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
     assert not same(last_state(whole), last_state(plain))
 
 
+@pytest.mark.nightly
 def test_a_run_pulls_bipers_sine_to_0(tmp_path: Path) -> None:
     words = ("scheme=biper", "trainer=cpu", "report=false", "data.batch_size=200", "trainer.max_epochs=1")
     means = []

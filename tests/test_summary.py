@@ -159,18 +159,27 @@ def conv(inputs: int, outputs: int) -> nn.Module:
     return nn.Conv2d(inputs, outputs, 3)
 
 
-@pytest.mark.parametrize(("make", "size", "by_example"), FILES.values(), ids=FILES)
+KINDS = [
+    schemes.bnn(),
+    schemes.adabin(),
+    schemes.twn(),
+    schemes.lsq(4, 4),
+    schemes.shift_q(),
+    schemes.shift_ps(5),
+    None,
+]
+
+
 @pytest.mark.parametrize(
-    "scheme",
+    ("scheme", "network"),
     [
-        *(schemes.identity(), schemes.bnn(), schemes.adabin(), schemes.twn(), schemes.lsq(4, 4), schemes.shift_q()),
-        *(schemes.shift_ps(weight_bits=5), None),
+        *((scheme, name) for scheme in KINDS for name in ("fixed", "outputs", "linear")),
+        *((schemes.bnn(), "small_cnn"), (schemes.lsq(4, 4), "resnet20"), (None, "resnet20")),
     ],
     ids=str,
 )
-def test_packed_bytes_are_those_of_the_file(
-    scheme: qconv.Scheme | None, make: Any, size: tuple[int, ...], by_example: bool, tmp_path: Path
-) -> None:
+def test_packed_bytes_are_those_of_the_file(scheme: qconv.Scheme | None, network: str, tmp_path: Path) -> None:
+    make, size, by_example = FILES[network]
     model = make() if scheme is None else qconv.convert(make(), scheme)
     images = torch.randn(4, *size)
     model(images)  # sets ranges

@@ -623,6 +623,7 @@ def test_the_average_is_validated_and_tested(scheme: str, tmp_path: Path) -> Non
     assert again.val_accuracy == result.val_accuracy_best
 
 
+@pytest.mark.nightly
 def test_the_average_of_stages_is_in_their_last(tmp_path: Path) -> None:
     result = program.train(config(*QUICK, *ITS, "scheme=two_stage", "scheme.start=0.5", f"run_dir={tmp_path}"))
     assert result.quantized

@@ -102,6 +102,7 @@ def test_they_are_refused_before_the_run_is_built(run: Any, tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.nightly
 def test_runs_resume_and_evaluate_with_other_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Gradients that are exact give the same run, whichever part of it is lean."""
     half = f"resume={tmp_path}/half"
@@ -139,7 +140,6 @@ class Viewed(nn.Module):
     [
         ("auto", "lean: auto, off: the forward does not accept channels_last images", "off"),
         ("true", "lean: true, on: slower, because the forward does not accept channels_last images", "fast"),
-        ("exact", "lean: exact, on\n", "exact"),
     ],
 )
 def test_a_network_that_views_images(
