@@ -15,8 +15,7 @@ import pytest
 import torch
 from settings import mostly_nightly
 from test_program import NETWORKS, Attentive, every, network, trained
-from torch import Tensor
-from torchvision.models import mobilenet_v2
+from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
@@ -101,7 +100,7 @@ def test_every_operation(target: str, kinds: int, groups: int, tmp_path: Path) -
     check(target, program, torch.randn(3, 5, 17, 14), tmp_path)
 
 
-MADE: dict[str, Callable[[], torch.nn.Module]] = {
+MADE: dict[str, Callable[[], nn.Module]] = {
     **{name: lambda name=name: network(name) for name in NETWORKS if name not in ("float", "bireal")},
     "lsq33": lambda: trained(NETWORKS["lsq44"][0](), schemes.lsq(3, 3), torch.randn(8, 3, 16, 16)),
     "ternary": lambda: trained(
@@ -112,7 +111,11 @@ MADE: dict[str, Callable[[], torch.nn.Module]] = {
     "gates": lambda: trained(Attentive(), schemes.lsq(4, 4), torch.randn(8, 3, 16, 16)),
     "adabin": lambda: trained(NETWORKS["reactnet"][0](), schemes.adabin(), torch.randn(8, 3, 16, 16)),
     "depthwise": lambda: trained(
-        mobilenet_v2(width_mult=0.25, num_classes=10),
+        nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, padding=1, groups=8)),
+            *(nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 16, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            nn.Linear(16, 10),
+        ),
         schemes.minmax(8, 8),
         torch.randn(8, 3, 32, 32),
     ),
@@ -302,17 +305,17 @@ def test_the_costs_that_qonnx_counts_are_those_of_the_summary(
 
 
 def weighted(model: Any) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
+    return [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
 
 
-class Integers(torch.nn.Sequential):
+class Integers(nn.Sequential):
     """A network that has only integers between its input and its output."""
 
     def __init__(self) -> None:
-        first, second = torch.nn.Conv2d(1, 8, 3, 1, 1, bias=False), torch.nn.Conv2d(8, 8, 3, 2, bias=False)
-        norm, last = torch.nn.BatchNorm2d, torch.nn.Linear(72, 10)
-        pool, act = torch.nn.MaxPool2d(2), torch.nn.ReLU()
-        super().__init__(first, norm(8), act, pool, second, norm(8), act, torch.nn.Flatten(), last)
+        first, second = nn.Conv2d(1, 8, 3, 1, 1, bias=False), nn.Conv2d(8, 8, 3, 2, bias=False)
+        norm, last = nn.BatchNorm2d, nn.Linear(72, 10)
+        pool, act = nn.MaxPool2d(2), nn.ReLU()
+        super().__init__(first, norm(8), act, pool, second, norm(8), act, nn.Flatten(), last)
 
 
 @pytest.mark.nightly
