@@ -254,6 +254,7 @@ class TwoHeads(nn.Module):
         return {"maps": (self.maps(y),), "classes": self.fc(y.flatten(1))}
 
 
+@pytest.mark.nightly
 def test_all_outputs_are_compared_or_one_is_chosen() -> None:
     torch.manual_seed(0)
     network, images = TwoHeads().eval(), torch.randn(8, 1, 8, 8)
