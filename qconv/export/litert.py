@@ -1,6 +1,7 @@
 """LiteRT (TensorFlow Lite): a program as a .tflite file.
 
-Codes are whole floats, convolved with whole weights of 8 bits that LiteRT makes floats when it loads the file: sums are
+A convolution between codes runs in bytes where LiteRT's kernels give the program's codes (`requantization`). Else codes
+are whole floats, convolved with whole weights of 8 bits that LiteRT makes floats when it loads the file: sums are
 exact, and kernels that round or clamp otherwise than the program have no part in them. All but uneven levels, padded
 pooling and strides of shortcuts are operators of XNNPACK, which runs a file by default; all but uneven levels and
 weights of 4 bits, of LiteRT for Microcontrollers.
@@ -16,9 +17,11 @@ from torch import Tensor
 
 from ..ground.extras import needed
 from ..ground.files import atomic_file
+from ..onnx.integers import Integers
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize, Size, Window
 from ..program.plan import EDGES, PRODUCT, form_of
+from .requantization import ends_of, requantized
 
 SETTINGS: dict[str, str] = {}
 """What a user must set: nothing."""
@@ -74,7 +77,10 @@ def run(path: Path, images: Any, interpreter: str = "xnnpack") -> dict[str, Any]
         builder.Finish(model.Pack(builder), b"TFL3")
         outputs = _outputs(bytes(builder.Output()), images, interpreter)
         values = dict(zip(model.subgraphs[0].outputs, outputs, strict=True))
-        found |= {name: values[place] for name, place in places.items()}
+        for name, place in places.items():
+            tensor, value = model.subgraphs[0].tensors[place], values[place]
+            in_bytes = tensor.type == schema.TensorType.INT8
+            found[name] = value.astype("float32") - tensor.quantization.zeroPoint[0] if in_bytes else value
     return found
 
 
@@ -108,6 +114,9 @@ def _in_micro(content: bytes, images: Any) -> list[Any]:
         from tflite_micro import runtime
     model: Any = schema.ModelT.InitFromPackedBuf(content, 0)
     (graph,) = model.subgraphs
+    wanted = tuple(map(int, graph.tensors[graph.inputs[0]].shape[1:]))
+    if images.shape[1:] != wanted:
+        raise ValueError(f"the file takes images (height, width, channels) of {wanted}, not {images.shape[1:]}")
     most = sum(4 * math.prod(tensor.shape) + 1024 for tensor in graph.tensors)  # bytes, with what describes them
     try:
         runner = runtime.Interpreter.from_bytes(content, arena_size=most)
@@ -134,17 +143,27 @@ class _Writer:
         self.operators: list[Any] = []
         self.kinds: dict[tuple[str, int], int] = {}
         self.values: list[int] = []
+        self.bytes, self.floats = dict[int, int](), dict[int, int]()
         self.origin = ""
 
     def model(self) -> Any:
         schema, inner = self.schema, {}
+        in_bytes = {} if self.four_bits else requantized(self.program)
+        inside = {place for found in in_bytes.values() for place in found.chain}
         for number, operation in enumerate(self.program.operations):
             self.origin = operation.origin
-            given = [self.values[place] for place in operation.inputs]
-            self.values.append(self._written(operation, [1, *self.sizes[number], operation.channels], *given))
+            if number in inside:
+                self.values.append(-1)
+            elif number in in_bytes:
+                self.values.append(self._conv_in_bytes(in_bytes[number]))
+            else:
+                given = [self._as_floats(self.values[place]) for place in operation.inputs]
+                self.values.append(self._written(operation, [1, *self.sizes[number], operation.channels], *given))
+                if isinstance(operation, Quantize | ops.Sign):
+                    inner[f"{number}.input"] = given[0]
             if isinstance(operation, Quantize | ops.Sign):
-                inner |= {f"{number}.input": given[0], f"{number}.codes": self.values[-1]}
-        output = self.values[self.program.output]
+                inner[f"{number}.codes"] = self.values[-1]
+        output = self._as_floats(self.values[self.program.output])
         if self.program.is_flat:
             shape = [-1, self.program.operations[self.program.output].channels]
             options = schema.ReshapeOptionsT()
@@ -171,7 +190,7 @@ class _Writer:
             case ops.Input():
                 return self._tensor(shape)
             case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
-                return self._conv(operation, shape, x)
+                return self._conv(operation, x)
             case ops.Affine():
                 scaled = x if bool((operation.scale == 1).all()) else self._binary("MUL", x, operation.scale)
                 return scaled if not bool(operation.bias.any()) else self._binary("ADD", scaled, operation.bias)
@@ -198,36 +217,104 @@ class _Writer:
         what = getattr(operation, "function", type(operation).__name__)
         raise ValueError(f"'{operation.origin}': {what} can't be written for LiteRT")
 
-    def _conv(self, conv: Any, shape: list[int], x: int) -> int:
+    def _conv(self, conv: Any, x: int) -> int:
         coder: Any = self.program.operations[conv.inputs[0]]
-        window, channels = conv.window, self._shape(x)[3]
-        is_depthwise = conv.groups == channels > 1
         if isinstance(conv, ops.ConvCodes) and conv.zero != coder.zero:
             x = self._binary("ADD", x, torch.tensor(float(coder.zero - conv.zero)))
-        is_same = _is_same(window, (self._shape(x)[1], self._shape(x)[2])) and not getattr(conv, "pad_value", 0)
+        filters, steps = self._weight(conv)
+        bias = self._floats(torch.zeros(conv.channels))
+        sums = self._convolved(conv, x, filters, bias, float(getattr(conv, "pad_value", 0)))
+        return sums if bool((steps == 1).all()) else self._binary("MUL", sums, steps)
+
+    def _conv_in_bytes(self, found: Integers) -> int:
+        """A convolution of bytes with what follows it, up to codes or signs and a maximum of these."""
+        conv: Any = self.program.operations[found.chain[0]]
+        low, high = (-1, 1) if found.ends is None else found.ends
+        activation = _BY_ONE if found.ends is None else _RELU if low == 0 else _NONE
+        zero = 0 if found.ends is None else 127 - high
+        weight, axis = found.weight.to(torch.int8).permute(self._order(conv)), 3 if self._is_depthwise(conv) else 0
+        scales = found.scale.tolist()
+        filters = self._scaled(self._tensor(weight.shape, "INT8", weight), scales, axis=axis)
+        bias = self._scaled(self._tensor(found.bias.shape, "INT32", found.bias.int()), scales)
+        codes = self._convolved(conv, self._as_bytes(conv.inputs[0]), filters, bias, 0.0, activation, zero)
+        pool: Any = self.program.operations[found.chain[-1]]
+        if not isinstance(pool, ops.Maximum):
+            return codes
+        height, width = self._shape(codes)[1:3]
+        is_below = low < 0 and any(pool.window.reached((height, width)))  # bytes are padded by the code 0
+        shape = [1, *self.sizes[found.chain[-1]], conv.channels]
+        return self._pool(pool, shape, self._as_floats(codes) if is_below else codes)
+
+    def _convolved(
+        self,
+        conv: Any,
+        x: int,
+        filters: int,
+        bias: int,
+        pad_value: float,
+        activation: int = _NONE,
+        zero: int | None = None,
+    ) -> int:
+        """Sums as floats, or as bytes with a zero point."""
+        window, is_depthwise = conv.window, self._is_depthwise(conv)
+        height, width = self._shape(x)[1:3]
+        is_same = _is_same(window, (height, width)) and not pad_value
+        shape = [1, *conv.size((height, width)), conv.channels]
         if not is_same:
-            x = self._padded(x, window.padding, float(getattr(conv, "pad_value", 0)))
+            x = self._padded(x, window.padding, pad_value)
         options: Any = self.schema.DepthwiseConv2DOptionsT() if is_depthwise else self.schema.Conv2DOptionsT()
         self._windowed(options, window, is_same)
         options.dilationHFactor, options.dilationWFactor = window.dilation
+        options.fusedActivationFunction = activation
         if is_depthwise:
-            options.depthMultiplier = conv.channels // channels
-        filters, steps = self._weight(conv, (1, 2, 3, 0) if is_depthwise else (0, 2, 3, 1))
-        bias = self._floats(torch.zeros(conv.channels))
-        sums = self._add("DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D", [x, filters, bias], shape, options)
-        return sums if bool((steps == 1).all()) else self._binary("MUL", sums, steps)
+            options.depthMultiplier = conv.channels // self._shape(x)[3]
+        name = "DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D"
+        return self._add(name, [x, filters, bias], shape, options, version=1 if zero is None else 3, zero=zero)
+
+    def _is_depthwise(self, conv: Any) -> bool:
+        return conv.groups == self.program.operations[conv.inputs[0]].channels > 1
+
+    def _order(self, conv: Any) -> tuple[int, ...]:
+        return (1, 2, 3, 0) if self._is_depthwise(conv) else (0, 2, 3, 1)
+
+    def _as_bytes(self, place: int) -> int:
+        """The codes of a place as bytes, with a zero by which the largest byte is the highest code."""
+        x = self.values[place]
+        if self._zero(x) is None and x not in self.bytes:
+            low, high = ends_of(self.program.operations[place])
+            options = self.schema.QuantizeOptionsT()
+            self.bytes[x] = self._add("QUANTIZE", [x], self._shape(x), options, zero=127 - high if low + high else 0)
+        return self.bytes.get(x, x)
+
+    def _as_floats(self, x: int) -> int:
+        if self._zero(x) is not None and x not in self.floats:
+            options = self.schema.DequantizeOptionsT()
+            self.floats[x] = self._add("DEQUANTIZE", [x], self._shape(x), options, version=2)
+        return self.floats.get(x, x)
+
+    def _zero(self, x: int) -> int | None:
+        """The zero point of codes in bytes."""
+        tensor = self.tensors[x]
+        return tensor.quantization.zeroPoint[0] if tensor.type == self.schema.TensorType.INT8 else None
+
+    def _scaled(self, tensor: int, scales: list[float], zero: int = 0, axis: int = 0) -> int:
+        quantization = self.schema.QuantizationParametersT()
+        quantization.scale, quantization.zeroPoint = scales, [zero] * len(scales)
+        quantization.quantizedDimension = axis
+        self.tensors[tensor].quantization = quantization
+        return tensor
 
     def _windowed(self, options: Any, window: Window, is_same: bool) -> None:
         padding = self.schema.Padding
         options.padding = padding.SAME if is_same else padding.VALID
         options.strideH, options.strideW = window.stride
 
-    def _weight(self, conv: Any, order: tuple[int, ...]) -> tuple[int, Tensor]:
+    def _weight(self, conv: Any) -> tuple[int, Tensor]:
         """Weights of 8 or 4 bits, which LiteRT makes floats, and the step of each filter; else floats, and ones.
 
         The steps follow the convolution, since microcontrollers take the first filter's for all.
         """
-        steps = torch.ones(len(conv.weight), 1)
+        steps, order = torch.ones(len(conv.weight), 1), self._order(conv)
         weight = conv.weight.flatten(1).float()
         if isinstance(conv, ops.ConvFloats):
             steps = weight.abs().where(weight != 0, torch.inf).amin(1, keepdim=True)
@@ -241,10 +328,7 @@ class _Writer:
         if is_small:
             pairs = torch.cat([codes, codes.new_zeros(len(codes) % 2)]).view(-1, 2) & 15
             codes = (pairs[:, 0] | (pairs[:, 1] << 4)).to(torch.uint8)
-        quantization = self.schema.QuantizationParametersT()
-        quantization.scale, quantization.zeroPoint = [1.0], [0]
-        stored = self._tensor(shape, "INT4" if is_small else "INT8", codes)
-        self.tensors[stored].quantization = quantization
+        stored = self._scaled(self._tensor(shape, "INT4" if is_small else "INT8", codes), [1.0])
         weight = self._add("DEQUANTIZE", [stored], shape, self.schema.DequantizeOptionsT(), version=2)
         return weight, steps.flatten()
 
@@ -295,8 +379,10 @@ class _Writer:
         options = self.schema.Pool2DOptionsT()
         self._windowed(options, pool.window, False)
         options.filterHeight, options.filterWidth = pool.window.kernel
-        x = self._padded(x, padding, 0.0 if is_average else -_LARGEST)
-        pooled = self._add("AVERAGE_POOL_2D" if is_average else "MAX_POOL_2D", [x], shape, options)
+        zero = self._zero(x)
+        x = self._padded(x, padding, 0.0 if is_average or zero is not None else -_LARGEST)
+        name, version = "AVERAGE_POOL_2D" if is_average else "MAX_POOL_2D", 1 if zero is None else 2
+        pooled = self._add(name, [x], shape, options, version=version, zero=zero)
         if not is_average or not any(padding):
             return pooled
         inside = ops.Average(inputs=(0,), channels=1, window=pool.window._replace(padding=(0, 0, 0, 0), ceil=False))
@@ -315,8 +401,9 @@ class _Writer:
         if abs(value) == 1:  # of a sign
             zeros = self._add("PAD", [self._binary("ADD", x, torch.tensor(-value)), self._whole(pads)], shape)
             return self._binary("ADD", zeros, torch.tensor(value))
-        more = [self._floats(torch.tensor(value))] if value else []
-        return self._add("PADV2" if value else "PAD", [x, self._whole(pads), *more], shape)
+        more, zero = [self._floats(torch.tensor(value))] if value else [], self._zero(x)
+        version = 1 if zero is None else 2
+        return self._add("PADV2" if value else "PAD", [x, self._whole(pads), *more], shape, version=version, zero=zero)
 
     def _binary(self, name: str, x: int, other: int | Tensor, activation: int = _NONE) -> int:
         options = getattr(self.schema, f"{name.title()}OptionsT")()
@@ -325,10 +412,19 @@ class _Writer:
         return self._add(name, [x, other], self._shape(x), options)
 
     def _add(
-        self, name: str, given: list[int], shape: Any, options: Any = None, kind: str = "FLOAT32", version: int = 1
+        self,
+        name: str,
+        given: list[int],
+        shape: Any,
+        options: Any = None,
+        kind: str = "FLOAT32",
+        version: int = 1,
+        zero: int | None = None,
     ) -> int:
-        """Add an operator; return the tensor of its result."""
-        operator, result = self.schema.OperatorT(), self._tensor(shape, kind)
+        """Add an operator; return the tensor of its result: codes in bytes, if they have a zero point."""
+        operator, result = self.schema.OperatorT(), self._tensor(shape, kind if zero is None else "INT8")
+        if zero is not None:
+            self._scaled(result, [1.0], zero)
         operator.opcodeIndex = self.kinds.setdefault((name, version), len(self.kinds))
         operator.inputs, operator.outputs = given, [result]
         if options is not None:

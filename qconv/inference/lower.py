@@ -426,11 +426,16 @@ class _Lowering:
         counts_padding: bool = True,
         divisor: int | None = None,
     ) -> int | None:
-        if len(x.shape) != 4 or divisor is not None or (counts_padding and any(pair(padding))):
+        if len(x.shape) != 4 or not self.build.is_image(x):
             return None
-        if not self.build.is_image(x):
+        window = _window(kernel, stride, padding, ceil)
+        if divisor is None and not (counts_padding and any(window.padding)):
+            return self.build.add(ops.Average, x.place, window=window)
+        if ceil:
             return None
-        return self.build.add(ops.Average, x.place, window=_window(kernel, stride, padding, ceil))
+        rows, columns = window.kernel  # zeros count: a convolution by the same number everywhere
+        weight = torch.full((x.shape[1], 1, rows, columns), 1 / (divisor or rows * columns))
+        return self.build.floats(x.place, weight, None, window, x.shape[1])
 
     def _adaptive(self, x: Value, size: Any) -> int | None:
         rows, columns = size

@@ -14,7 +14,8 @@ from ..program.operations import Operation, Program
 
 _MOST = 2**30  # of a bias, and of sums: their total must be a 32-bit integer
 _MOST_OF_TWO = 2**15 - 1  # of two products: x86 processors without VNNI add them in 16 bits, with saturation
-_AROUND = 2  # sums on both sides of the bias that are searched
+AROUND = 2
+"""Sums on both sides of the bias that are searched."""
 _LEAST = 1e-30  # the smallest step
 
 Conv = ops.ConvBits | ops.ConvCodes
@@ -39,6 +40,34 @@ class Integers:
     scale: Tensor
     bias: Tensor
     ends: tuple[int, int] | None = None
+
+
+@dataclass(eq=False)
+class Levels:
+    """Codes or signs as levels of the sums of a convolution.
+
+    Attributes:
+        chain: the places of the convolution and of what follows it, up to a maximum.
+        weight: its weight, with a sign by which each channel's level grows with the sum.
+        edges: the smallest sum of each level above the first, (levels − 1, channels); ``bound + 1`` if there is none.
+        ends: the lowest and the highest level, as a code less its zero; 0 and 1 for signs.
+        bound: the sums' largest magnitude.
+        finer: a factor by which the weight still fits in a byte.
+        slope, shift: ``slope · (sum + shift)`` is about the level.
+    """
+
+    chain: list[int]
+    weight: Tensor
+    edges: Tensor
+    ends: tuple[int, int]
+    bound: int
+    finer: int
+    slope: Tensor
+    shift: Tensor
+
+    def as_signs(self) -> Integers:
+        """Twice the sums, less an odd number, are never 0."""
+        return Integers(self.chain, 2 * self.weight, torch.ones(len(self.weight)).double(), 1 - 2 * self.edges[0])
 
 
 class Chains:
@@ -68,16 +97,18 @@ class Chains:
         conv = self.operations[chain[0]]
         return chain if isinstance(conv, Conv) and isinstance(self.operations[conv.inputs[0]], Coder) else []
 
-    def coded(self, place: int) -> Integers | None:
-        """Return the integers of a convolution whose sums become codes or signs at this place, and only these.
+    def levels(self, place: int, *, pooled: bool = False) -> Levels | None:
+        """Return the codes or signs of this place by the sums of the convolution that alone becomes them.
 
-        A line ``slope · (sum + k / finer)`` has the edges of the codes if the slope lies between the largest and the
-        smallest ratio that they allow; the k with the widest interval is taken. If there is none, as for many levels
-        on few sums, the bias is rounded, and a code may be off by one.
+        With ``pooled``, also if there is a maximum between the two, which gives the same behind the codes.
         """
         coder: Any = self.operations[place]
-        chain = self.before(coder.inputs[0])
-        is_alone = self.next(coder.inputs[0], Coder) == place
+        last = coder.inputs[0]
+        is_alone, pool = self.next(last, Coder) == place, list[int]()
+        if pooled and isinstance(self.operations[last], ops.Maximum):
+            last, pool = self.operations[last].inputs[0], [last]
+            is_alone = is_alone and self.next(last, ops.Maximum) == pool[0]
+        chain = self.before(last)
         if not chain or not is_alone or (isinstance(coder, ops.Quantize) and not is_even(coder)):
             return None
         conv, bound, finer = self._bounded(chain[0])
@@ -93,9 +124,10 @@ class Chains:
             return torch.searchsorted(coder.edges, value[..., 0, 0].contiguous(), right=True)
 
         weight = conv.weight * direction.view(-1, 1, 1, 1)
-        if isinstance(coder, ops.Sign):  # the codes are 0 and 2: twice the sums, less an odd number, are never 0
-            edge = _edges(level, 1, len(weight), bound)[0]
-            return Integers(chain, 2 * weight, torch.ones(len(weight)).double(), 1 - 2 * edge)
+        if isinstance(coder, ops.Sign):
+            return Levels(
+                chain + pool, weight, _edges(level, 1, len(weight), bound), (0, 1), bound, finer, scale.abs(), bias
+            )
         low, extremes = int(coder.codes[0]) - coder.zero, torch.tensor([[-bound], [bound]]).expand(2, conv.channels)
         # A slope of 0 or nearly 0 is raised to one that makes no difference, so that its whole bias can be expressed.
         slope, shift = scale.abs() / coder.step, bias / coder.step
@@ -103,11 +135,28 @@ class Chains:
         reached = level(extremes) + low
         ends = int(reached[0].min()), int(reached[1].max())
         edges = _edges(level, len(coder.edges), len(weight), bound)[ends[0] - low : ends[1] - low]
-        slope, shift = _line(edges, ends[0], bound, slope, (shift / slope * finer).round(), finer)
-        on_line = (extremes * slope + shift * slope / finer).clamp(*ends).round()
+        return Levels(chain + pool, weight, edges, ends, bound, finer, slope, shift / slope)
+
+    def coded(self, place: int) -> Integers | None:
+        """Return the integers of a convolution whose sums become codes or signs at this place, and only these.
+
+        A line ``slope · (sum + k / finer)`` has the edges of the codes if the slope lies between the largest and the
+        smallest ratio that they allow; the k with the widest interval is taken. If there is none, as for many levels
+        on few sums, the bias is rounded, and a code may be off by one.
+        """
+        if (found := self.levels(place)) is None:
+            return None
+        if isinstance(self.operations[place], ops.Sign):
+            return found.as_signs()
+        slope, shift = _line(found)
+        extremes = torch.tensor([[-found.bound], [found.bound]])
+        on_line = ((extremes + shift / found.finer) * slope).clamp(*found.ends).round()
+        reached = (
+            torch.stack([(found.edges <= -found.bound).sum(0), (found.edges <= found.bound).sum(0)]) + found.ends[0]
+        )
         if bool(((on_line - reached).abs() > 1).any()):  # a clamp between affine operations ends some channels earlier
             return None
-        return _whole(chain, weight, slope, shift * slope / finer, finer, ends)
+        return _whole(found.chain, found.weight, slope, shift * slope / found.finer, found.finer, found.ends)
 
     def rounded(self, place: int, step: float) -> Integers | None:
         """Return the integers of a convolution whose sums are rounded to multiples of `step` at this place."""
@@ -177,26 +226,29 @@ def _whole(chain: list[int], weight: Tensor, scale: Tensor, bias: Tensor, finer:
     return Integers(chain, weight, scale, (bias / scale).round().long(), ends)
 
 
-def _line(edges: Tensor, low: int, bound: int, slope: Tensor, middle: Tensor, finer: int) -> tuple[Tensor, Tensor]:
+def _line(levels: Levels) -> tuple[Tensor, Tensor]:
     """Return slope and k of each channel, near the given ones; see `Chains.coded`."""
-    widest, best_slope, best = torch.zeros_like(slope), slope.clone(), middle.clone()
-    for k in (middle + offset for offset in range(-_AROUND * finer, _AROUND * finer + 1)):
-        first, last = _slopes(edges, low, bound, k / finer)
+    widest, best_slope, finer = torch.zeros_like(levels.slope), levels.slope.clone(), levels.finer
+    middle = (levels.shift * finer).round()
+    best = middle.clone()
+    for k in (middle + offset for offset in range(-AROUND * finer, AROUND * finer + 1)):
+        first, last = slopes(levels, k / finer)
         is_better = (last - first > widest) & last.isfinite()
         widest, best = torch.where(is_better, last - first, widest), torch.where(is_better, k, best)
         best_slope = torch.where(is_better, (first + last) / 2, best_slope)
     return best_slope, best
 
 
-def _slopes(edges: Tensor, low: int, bound: int, shift: Tensor) -> tuple[Tensor, Tensor]:
+def slopes(levels: Levels, shift: Tensor) -> tuple[Tensor, Tensor]:
     """The slopes between which the rounding of ``slope · (sum + shift)`` has the edges, for each channel."""
-    levels = torch.arange(low + 1, low + 1 + len(edges)).unsqueeze(1) - 0.5
+    edges, bound, low = levels.edges, levels.bound, levels.ends[0]
+    halves = torch.arange(low + 1, low + 1 + len(edges)).unsqueeze(1) - 0.5
     first, last = torch.zeros_like(shift), torch.full_like(shift, torch.inf)
     if not len(edges):
         return first, last
     for at, is_met, sign in ((edges + shift, edges <= bound, 1), (edges - 1 + shift, edges > -bound, -1)):
         # sign · slope · at ≥ sign · level: a lower bound if sign · at is positive, else an upper one.
-        ratio, is_never = levels / at, is_met & (at == 0) & (sign * levels > 0)
+        ratio, is_never = halves / at, is_met & (at == 0) & (sign * halves > 0)
         first = torch.maximum(first, torch.where(is_met & (sign * at > 0), ratio, 0).amax(0))
         last = torch.minimum(last, torch.where(is_met & (sign * at < 0), ratio, torch.inf).amin(0))
         last = torch.where(is_never.any(0), -torch.inf, last)

@@ -1,0 +1,108 @@
+"""Convolutions between codes that 8-bit kernels compute as the program does, for every sum.
+
+A kernel gives ``round(scale_c · (weight_c · codes + bias_c))`` of whole weights and a whole bias. XNNPACK rounds a
+product of float32; LiteRT's own kernels, those of microcontrollers as well, round a product of 32-bit integers, then
+once more when its lowest bits go (`twice_rounded`). A scale, a bias and a factor of the weights are searched for each
+channel, with which both find each edge between two codes. A layer that has a channel without them stays float.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..onnx.integers import AROUND, Chains, Integers, Levels, slopes
+from ..program import operations as ops
+from ..program.operations import Program
+
+_PARTS = 0.5, 0.3, 0.7, 0.15, 0.85, 0.05, 0.95, 0.01, 0.99  # between the smallest and the largest slope
+_FEWEST, _MOST = 2.0**-31, 2.0**7  # scales that XNNPACK takes
+_MOST_FINER = 32
+
+
+def requantized(program: Program) -> dict[int, Integers]:
+    """Return the convolutions that 8-bit kernels compute exactly, by the place of what makes codes or signs of them."""
+    chains, found = Chains(program), dict[int, Integers]()
+    for place, coder in enumerate(program.operations):
+        if isinstance(coder, ops.Quantize | ops.Sign) and (levels := chains.levels(place, pooled=True)) is not None:
+            integers = _of_kernels(program, levels, coder)
+            if integers is not None:
+                found[place] = integers
+    return found
+
+
+def ends_of(coder: Any) -> tuple[int, int]:
+    """Return the lowest and the highest code, less its zero."""
+    if isinstance(coder, ops.Sign):
+        return -1, 1
+    return int(coder.codes[0]) - coder.zero, int(coder.codes[-1]) - coder.zero
+
+
+def _of_kernels(program: Program, levels: Levels, coder: ops.Quantize | ops.Sign) -> Integers | None:
+    conv: Any = program.operations[levels.chain[0]]
+    given: Any = program.operations[conv.inputs[0]]
+    pads_codes = any(conv.window.padding) and getattr(conv, "pad_value", 0)
+    if pads_codes or (isinstance(given, ops.Quantize) and conv.zero != given.zero):
+        return None  # kernels pad by the input's zero
+    if isinstance(coder, ops.Sign):
+        signs = levels.as_signs()
+        return signs if int(signs.weight.abs().max()) <= 127 else None
+    return _searched(levels)
+
+
+def _searched(levels: Levels) -> Integers | None:
+    """Search near the given line, from the finest weights to coarser ones."""
+    weight = levels.weight.long()
+    finest = (127 // weight.flatten(1).abs().amax(1).clamp(min=1)).clamp(max=_MOST_FINER)
+    if not bool(finest.all()):
+        return None
+    scale, bias, factor = torch.ones_like(levels.slope), torch.zeros_like(finest), torch.zeros_like(finest)
+    for coarser in range(int(finest.max())):
+        finer = (finest - coarser).clamp(min=1)
+        middle = (levels.shift * finer).round()
+        for offset in sorted(range(-AROUND * int(finer.max()), AROUND * int(finer.max()) + 1), key=abs):
+            first, last = slopes(levels, (middle + offset) / finer)
+            last = torch.where(last.isfinite(), last, 2 * torch.maximum(first, levels.slope))  # sums reach no end
+            is_open = (factor == 0) & (first < last)
+            for part in _PARTS if bool(is_open.any()) else ():
+                tried = (first + (last - first) * part) / finer
+                tried = torch.where(is_open, tried, 1.0).float().double()
+                is_met = is_open & _has_edges(levels, tried, (middle + offset).long(), finer)
+                scale, bias = torch.where(is_met, tried, scale), torch.where(is_met, (middle + offset).long(), bias)
+                factor = torch.where(is_met, finer, factor)
+                is_open = is_open & ~is_met
+        if bool(factor.all()):
+            return Integers(levels.chain, weight * factor.view(-1, 1, 1, 1), scale, bias, levels.ends)
+    return None
+
+
+def _has_edges(levels: Levels, scale: Tensor, bias: Tensor, finer: Tensor) -> Tensor:
+    """Whether both kernels find all edges between two codes, for each channel; they grow with the sum."""
+    codes = torch.arange(levels.ends[0] + 1, levels.ends[1] + 1).unsqueeze(1)
+    is_met = (scale > _FEWEST) & (scale < _MOST)
+    for kernel in (once_rounded, twice_rounded):
+        from_edge, before = (kernel(sums * finer + bias, scale) for sums in (levels.edges, levels.edges - 1))
+        is_reached = (from_edge >= codes) | (levels.edges > levels.bound)
+        is_met &= (is_reached & ((before < codes) | (levels.edges <= -levels.bound))).all(0)
+        # Below the lowest code both a ReLU and the smallest byte cut; the largest one cuts above the highest.
+        if levels.ends[0] and levels.ends[1] - levels.ends[0] < 255:
+            is_met &= kernel(-levels.bound * finer + bias, scale) >= levels.ends[0]
+    return is_met
+
+
+def once_rounded(sums: Tensor, scale: Tensor) -> Tensor:
+    """XNNPACK's: a product of float32, rounded to even."""
+    return (sums.float() * scale.float()).round().long()
+
+
+def twice_rounded(sums: Tensor, scale: Tensor) -> Tensor:
+    """LiteRT's own: ``sums · m / 2³¹``, rounded, over a power of two, with halves away from 0; ``2³⁰ ≤ m < 2³¹``."""
+    fraction, exponent = torch.frexp(scale)
+    factor = (fraction * 2**31).round().long()
+    is_one = factor == 2**31
+    factor, exponent = torch.where(is_one, factor // 2, factor), torch.where(is_one, exponent + 1, exponent)
+    product = (sums << exponent.clamp(min=0)) * factor
+    high = torch.where(product >= 0, (product + 2**30) >> 31, -((2**30 - 1 - product) >> 31))
+    right = (-exponent).clamp(min=0)
+    mask = (1 << right) - 1
+    return (high >> right) + ((high & mask) > (mask >> 1) + (high < 0).long()).long()
