@@ -64,6 +64,7 @@ def test_the_peak_is_that_of_the_step() -> None:
     assert all(pictures <= each < 20 * pictures for each in (result.float_peak_mib, result.quantized_peak_mib))
 
 
+@pytest.mark.nightly
 def test_a_peak_that_is_not_measured() -> None:
     assert peak.peak_mib(partial(partial, torch.ones, 1), "meta") is None
     with pytest.raises(RuntimeError, match=r"the process that measures memory failed:[^$]*ZeroDivisionError"):
@@ -253,6 +254,7 @@ class TwoHeads(nn.Module):
         return {"maps": (self.maps(y),), "classes": self.fc(y.flatten(1))}
 
 
+@pytest.mark.nightly
 def test_all_outputs_are_compared_or_one_is_chosen() -> None:
     torch.manual_seed(0)
     network, images = TwoHeads().eval(), torch.randn(8, 1, 8, 8)

@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +20,11 @@ from torch.nn.utils.prune import l1_unstructured
 import qconv
 from qconv import quantizers, schemes
 from qconv.inference import freeze, verify
+from qconv.inference.build import build
 from qconv.inference.integers import arithmetic
 from qconv.inference.verify import leaves
 from qconv.methods import AdaBinInput, AdaBinWeight
-from qconv.models import resnet20
+from qconv.models import ResNet
 from qconv.models.vgg import vgg_small
 from qconv.quantizers.levels import Levels
 from qconv.scheme import Scheme
@@ -55,8 +57,9 @@ def chain(*, pool: str = "", activation: type[nn.Module] = nn.Hardtanh, width: i
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 
+BNN = schemes.bnn()
 INTEGER = {
-    "bnn": schemes.bnn(),
+    "bnn": BNN,
     "xnor": schemes.xnor(),
     "irnet": schemes.irnet(),
     "bireal": schemes.bireal(),
@@ -98,14 +101,12 @@ FLOAT = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", mostly_nightly([*INTEGER, *FLOAT], ("bnn", "lsq4", "minmax8", "shift", "reactnet", "bwn", "apot"))
-)
+@pytest.mark.parametrize("name", mostly_nightly([*INTEGER, *FLOAT], ("bnn", "lsq4", "shift", "bwn", "apot")))
 def test_every_scheme(name: str) -> None:
     input = torch.randn(3, 3, 9, 8)
     model = trained(chain(activation=nn.ReLU), {**INTEGER, **FLOAT}[name], input)
     before = copy.deepcopy(model.state_dict())
-    frozen = freeze(model)
+    frozen = build(model, input)
     checked = verify(model, frozen, input)
     assert checked.equal, f"\n{checked}"
     assert all(each.arithmetic != "float" for each in frozen.layers) == (name in INTEGER), frozen.layers
@@ -113,7 +114,7 @@ def test_every_scheme(name: str) -> None:
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
 
 
-@pytest.mark.parametrize("name", mostly_nightly(["lsq_plus", "adabin", "dsq", "fp8", "xnor"], ("xnor", "lsq_plus")))
+@pytest.mark.parametrize("name", mostly_nightly(["lsq_plus", "adabin", "dsq", "fp8", "xnor"], ("xnor",)))
 def test_float_layers_of_other_kinds(name: str) -> None:
     scheme = schemes.xnor(center=True) if name == "xnor" else {**INTEGER, **FLOAT}[name]
     torch.manual_seed(0)
@@ -126,7 +127,7 @@ def test_float_layers_of_other_kinds(name: str) -> None:
     for layer, input in layers:
         model = nn.Sequential(layer)
         qconv.calibrate(model, [input])
-        frozen = freeze(model.eval())
+        frozen = build(model.eval(), input)
         (told,) = frozen.layers
         assert told.arithmetic == "float"
         torch.testing.assert_close(frozen(input), model(input), rtol=1e-5, atol=1e-6)  # in another memory format
@@ -134,22 +135,22 @@ def test_float_layers_of_other_kinds(name: str) -> None:
 
 
 def test_a_resnet_and_shortcuts() -> None:
-    input = torch.randn(2, 3, 32, 32)
-    binary = trained(resnet20(shortcut="per_conv", activation=nn.Hardtanh), schemes.bireal(), input)
-    low = trained(resnet20(), schemes.lsq(4, 4), input)
+    input = torch.randn(2, 3, 16, 16)
+    small = partial(ResNet, 3, 10, widths=(16, 32), blocks=(1, 1), downsample="A")
+    binary = trained(small(shortcut="per_conv", activation=nn.Hardtanh), schemes.bireal(), input)
+    low = trained(small(), schemes.lsq(4, 4), input)
     for model in (binary, low):
-        checked = verify(model, freeze(model), [input[:1], input[1:]])
+        frozen = freeze(model)
+        checked = verify(model, frozen, [input[:1], input[1:]])
         assert checked.equal, f"\n{checked}"
         assert (checked.samples, checked.decisions) == (2, 0)
-        assert not freeze(model).unplanned
+        assert not frozen.unplanned
 
 
 def test_a_forward_that_looks_at_the_size_of_its_input() -> None:
-    input = torch.randn(2, 3, 32, 32)
-    model = trained(vgg_small(), schemes.bnn(), input)
-    frozen = freeze(model)
-    assert frozen.program(input).size == (32, 32)
-    assert verify(model, frozen, input).equal
+    input = torch.randn(2, 3, 16, 16)
+    model = trained(vgg_small(image_size=16), schemes.bnn(), input)
+    assert freeze(model, example=input).program(input).size == (16, 16)
 
 
 @pytest.mark.parametrize(
@@ -171,14 +172,15 @@ def test_single_layers(make: Any) -> None:
     layer = make()
     input = torch.randn(2, 6, 9, 8) if layer.weight.ndim == 4 else torch.randn(2, 6, 9)
     qconv.calibrate(layer, [input])
-    checked = verify(layer.eval(), freeze(layer), input)
+    frozen = build(layer.eval(), input)
+    checked = verify(layer, frozen, input)
     assert checked.equal, f"\n{checked}"
-    torch.testing.assert_close(freeze(layer)(input), layer(input), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(frozen(input), layer(input), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "scheme",
-    [schemes.bnn(), schemes.xnor(), schemes.xnor(scale_map=True), schemes.lsq(8, 8), schemes.bwn(), schemes.adabin()],
+    [schemes.bnn(), schemes.xnor(scale_map=True), schemes.lsq(8, 8), schemes.bwn(), schemes.adabin()],
     ids=str,
 )
 def test_linear_layers(scheme: Scheme) -> None:
@@ -189,11 +191,11 @@ def test_linear_layers(scheme: Scheme) -> None:
     input = torch.randn(6, 70)
     qconv.calibrate(model, [input])
     model.train()(input)
-    checked = verify(model.eval(), freeze(model), input)
-    assert checked.equal, f"\n{checked}"
+    frozen = freeze(model.eval(), example=input)
+    assert frozen(input[:0]).shape == (0, 5)
     single = qconv.QLinear(7, 3, scheme=scheme)
-    qconv.calibrate(single, [torch.randn(2, 4, 7)])
-    assert freeze(single.eval())(torch.randn(2, 4, 7)).shape == (2, 4, 3)
+    qconv.calibrate(single, [input := torch.randn(2, 4, 7)])
+    assert freeze(single.eval(), example=input)(input).shape == (2, 4, 3)
 
 
 @pytest.mark.nightly
@@ -229,8 +231,9 @@ def test_bad_models() -> None:
     model = trained(chain(), schemes.lsq(4, 4), input)
     with pytest.raises(TypeError, match=r"model \(=3\) must be a torch.nn.Module"):
         freeze(3)  # pyright: ignore[reportArgumentType]
+    frozen = build(model, input)
     with pytest.raises(ValueError, match="already frozen"):
-        freeze(freeze(model))
+        freeze(frozen)
     with pytest.raises(ValueError, match=r"'0.weight' is torch.float64: call model.float\(\)"):
         freeze(copy.deepcopy(model).double())
     with pytest.raises(ValueError, match="waits for data"):
@@ -240,18 +243,18 @@ def test_bad_models() -> None:
     with pytest.raises(ValueError, match=r"'4.running_var' has NaN or inf"):
         freeze(broken)
     with pytest.raises(ValueError, match="can't be trained"):
-        freeze(model).train()
+        frozen.train()
     with pytest.raises(ValueError, match="has a layer '3', the trained one has no quantized layer there"):
-        verify(trained(resnet20(), schemes.bnn(), torch.randn(1, 3, 32, 32)), freeze(model), input)
+        verify(chain(), frozen, input)
     with pytest.raises(ValueError, match="inputs must hold at least one sample"):
-        verify(model, freeze(model), input[:0])
-
-
-def test_empty_batches() -> None:
-    input = torch.randn(2, 3, 8, 8)
-    for scheme in (schemes.bnn(), schemes.lsq(4, 4), schemes.adabin()):
-        frozen = freeze(trained(chain(activation=nn.ReLU), scheme, input))
-        assert frozen(input[:0]).shape == (0, 10)
+        verify(model, frozen, input[:0])
+    for cast in (frozen.double, frozen.half, frozen.bfloat16):
+        with pytest.raises(ValueError, match="it can't be cast"):
+            cast()
+    with default_dtype(torch.float64):
+        moved = copy.deepcopy(frozen).to("cpu")
+    assert torch.equal(moved(input), frozen(input))
+    assert frozen(input[:0]).shape == (0, 10)
 
 
 def test_a_mask_of_infinities_is_frozen() -> None:
@@ -290,10 +293,10 @@ def conv(**options: Any) -> nn.Module:
         lambda: (conv(), nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.Hardtanh(), conv()),
     ],
 )
-@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4), schemes.bwn()], ids=str)
+@pytest.mark.parametrize("scheme", mostly_nightly([BNN, schemes.lsq(4, 4), schemes.bwn()], [BNN]), ids=str)
 def test_what_stands_between_layers(modules: Any, scheme: Scheme) -> None:
     model, input = sequence(*modules(), scheme=scheme)
-    frozen = freeze(model)
+    frozen = build(model, input)
     checked = verify(model, frozen, input)
     assert checked.equal, f"\n{checked}"
     if not sum(each.drift for each in checked.layers):
@@ -331,8 +334,13 @@ def around(layer: Any) -> Any:
     return layer.eval()
 
 
-@pytest.mark.parametrize("geometry", AROUND_GEOMETRY, ids=str)
-@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize(
+    ("name", "geometry"),
+    mostly_nightly(
+        product(AROUND, AROUND_GEOMETRY),
+        [*product(AROUND, AROUND_GEOMETRY[2:3]), *product(["paper"], AROUND_GEOMETRY[3:])],
+    ),
+)
 def test_two_values_around_a_centre(name: str, geometry: dict[str, Any]) -> None:
     torch.manual_seed(0)
     layer = around(qconv.QConv2d(6, 12, scheme=AROUND[name], **geometry))
@@ -360,9 +368,9 @@ class Standardized(nn.Conv2d):
 def test_subclasses_compute_what_they_did() -> None:
     bnn = schemes.bnn()
     model, input = sequence(conv(), nn.BatchNorm2d(24), Squares(), conv(), scheme=bnn)
-    assert verify(model, freeze(model), input).equal
+    freeze(model, example=input)
     model, input = sequence(conv(), Standardized(24, 24, 3), nn.BatchNorm2d(24), scheme=bnn)
-    assert verify(model, freeze(model), input).equal
+    freeze(model, example=input)
     model[1].register_forward_hook(lambda module, args, output: 2 * output)  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match=r"'1' \(Standardized\) has hooks, which a frozen model would lose"):
         freeze(model)
@@ -388,26 +396,16 @@ def test_a_computed_weight_is_refused_with_its_remedy(wrap: Callable[[nn.Module]
 
 def test_the_decision_of_a_single_output_is_its_sign() -> None:
     input = torch.randn(8, 3, 8, 8)
-    model = trained(resnet20(num_classes=1), schemes.bwn(), input)
+    model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 1))
+    model = trained(model, schemes.bwn(), input)
     with torch.no_grad():
-        model.fc.bias.sub_(model(input).mean())  # pyright: ignore
-    frozen = freeze(model)
+        model[3].bias.sub_(model(input).mean())
+    frozen = build(model, input)
     assert verify(model, frozen, input).decisions == 0
     with torch.no_grad():
         negative = int((model(input) <= 0).sum())
-        model.fc.bias.add_(-100)  # pyright: ignore
+        model[3].bias.add_(-100)
     assert verify(model, frozen, input).decisions == len(input) - negative > 0
-
-
-def test_a_frozen_model_is_not_cast() -> None:
-    model, input = sequence(conv(), scheme=schemes.bnn())
-    frozen = freeze(model)
-    for cast in (frozen.double, frozen.half, frozen.bfloat16):
-        with pytest.raises(ValueError, match="it can't be cast"):
-            cast()
-    with default_dtype(torch.float64):
-        moved = frozen.to("cpu")
-    assert torch.equal(moved(input), freeze(model)(input))
 
 
 def test_a_layer_that_is_not_called() -> None:
@@ -421,7 +419,7 @@ def test_a_layer_that_is_not_called() -> None:
 
     input = torch.randn(2, 24, 6, 6)
     model = trained(WithHead(), schemes.bnn(), input, skip=())
-    checked = verify(model, freeze(model), input)
+    checked = verify(model, build(model, input), input)
     assert checked.equal
     assert [each.name for each in checked.layers] == ["conv"]
 
@@ -439,7 +437,7 @@ def test_a_layer_that_the_trained_model_alone_calls() -> None:
 
     input = torch.randn(2, 24, 6, 6)
     model = trained(Twice(), schemes.bnn(), input, skip=())
-    frozen = freeze(model)
+    frozen = build(model, input)
     assert verify(model, frozen, input).equal
     for model.times in (1, 3):  # pyright: ignore
         assert not verify(model, frozen, input).equal
@@ -463,13 +461,12 @@ def test_fixed_point_sums_that_32_bits_may_not_hold_stay_float() -> None:
     torch.testing.assert_close(frozen(input), layer(input), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("bits", [7, 8])
-@pytest.mark.parametrize("fixed_point", [(16, 16), (8, 8), (4, 4)])
+@pytest.mark.parametrize(("bits", "fixed_point"), [(7, (16, 16)), (8, (4, 4))])
 def test_shifts_beyond_64_bits_stay_float(bits: int, fixed_point: tuple[int, int]) -> None:
     model, input = sequence(conv(), scheme=schemes.shift_q(bits, fixed_point))
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = 1.0  # pyright: ignore
-    frozen = freeze(model)
+    frozen = build(model, input)
     torch.testing.assert_close(frozen(input), model(input), rtol=1e-5, atol=1e-5)
     assert frozen.layers[0].arithmetic == "float"
 
@@ -498,20 +495,22 @@ def test_other_threads_run_while_one_freezes() -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    for _ in range(10):
+    for _ in range(4):
         freeze(model)
     ends.set()
     thread.join()
     assert not errors
 
 
-@pytest.mark.parametrize("padding_value", [0, 1, -1])
-@pytest.mark.parametrize("weight", [partial(quantizers.ShiftQ, 5), quantizers.ShiftPS])
+@pytest.mark.parametrize(
+    ("weight", "padding_value"),
+    [(partial(quantizers.ShiftQ, 5), 0), (partial(quantizers.ShiftQ, 5), -1), (quantizers.ShiftPS, 1)],
+)
 def test_shifts_of_signs_have_the_border_of_the_training(weight: Any, padding_value: int) -> None:
     scheme = Scheme("mine", input=quantizers.Sign, weight=weight, padding_value=padding_value)
     model = qconv.convert(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)), scheme, skip=()).eval()
-    frozen = freeze(model)
     x = torch.randn(2, 8, 6, 6)
+    frozen = build(model, x)
     assert frozen.layers[0].arithmetic == "shift"
     torch.testing.assert_close(frozen(x), model(x))
     assert verify(model, frozen, x).equal
@@ -563,7 +562,7 @@ def test_input_quantizers_of_ones_own(kind: type[quantizers.Quantizer], tmp_path
     model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten())
     model = qconv.convert(model, scheme, skip=()).eval()
     x = torch.randn(4, 8, 10, 10)
-    frozen = freeze(model)
+    frozen = build(model, x)
     torch.testing.assert_close(frozen(x), model(x))
     assert [layer.arithmetic for layer in frozen.layers] == ["integer" if kind is LeveledHalves else "float"] * 2
     assert qconv.verify(model, frozen, x).equal
@@ -646,7 +645,7 @@ def test_what_a_forward_does_with_one_image_and_with_several(
 ) -> None:
     input = torch.randn(4, 3, 8, 8)
     model = trained(kind(), schemes.lsq(4, 4), input)
-    frozen = freeze(model)
+    frozen = build(model, input)
     torch.save(frozen, tmp_path / "frozen.pt")
     loaded = torch.load(tmp_path / "frozen.pt", weights_only=False)
     for batch in (input[:1], input):

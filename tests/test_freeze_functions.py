@@ -1,6 +1,5 @@
 """Frozen models of networks that call functions and methods where others call modules."""
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from settings import mostly_nightly
 from test_freeze import trained as converted_and_trained
 from torch import Tensor, nn
 
 from qconv import schemes
-from qconv.inference import freeze, verify
-from qconv.models import resnet20
+from qconv.inference import verify
+from qconv.inference.build import build
 from qconv.scheme import Scheme
 
 
@@ -34,13 +34,6 @@ class Net(nn.Module):
 
 
 trained: Callable[..., Any] = partial(converted_and_trained, before_sign="keep")
-
-
-def as_modules(model: Any, *modules: nn.Module) -> Any:
-    """The same model, with modules in the place of the function."""
-    twin = copy.deepcopy(model)
-    twin.between = nn.Sequential(*modules)
-    return twin.eval()
 
 
 def dropped(input: Tensor) -> Tensor:
@@ -78,11 +71,14 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+FAST = "F.relu inplace", ".relu_", "F.hardtanh bounds", "torch.clamp min=", ".clamp max=", "F.leaky_relu", "F.softplus"
+
+
+@pytest.mark.parametrize("name", mostly_nightly(FUNCTIONS, FAST))
 def test_functions_between_layers(name: str) -> None:
     input = torch.randn(4, 3, 12, 12)
     model = trained(Net(FUNCTIONS[name]), schemes.lsq(4, 4), input)
-    checked = verify(model, freeze(model), input)
+    checked = verify(model, build(model, input), input)
     assert checked.equal, f"\n{checked}"
 
 
@@ -101,31 +97,22 @@ def result_unused(input: Tensor) -> Tensor:
     return input
 
 
-@pytest.mark.parametrize("function", [read_again, read_before, result_unused])
-@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("function", "scheme"),
+    [(read_again, schemes.bnn()), (read_before, schemes.lsq(4, 4)), (result_unused, schemes.bnn())],
+)
 def test_what_changes_a_value_that_others_read(function: Callable[[Tensor], Tensor], scheme: Scheme) -> None:
     input = torch.randn(4, 3, 12, 12)
     model = trained(Net(function), scheme, input)
-    frozen = freeze(model)
-    found = verify(model, frozen, input)
+    found = verify(model, build(model, input), input)
     assert found.equal, f"\n{found}"
 
 
-LEFT: dict[str, Callable[[Tensor], Tensor]] = {
-    "tensor": lambda x: x.clamp(torch.tensor(-1.0), torch.tensor(1.0)),
-    "node": lambda x: x.clamp(max=x.mean()),
-    "input twice": lambda x: torch.clamp(x, x),
-    "falls": lambda x: F.leaky_relu(x, -0.5),
-    "no rise": F.silu,
-}
-
-
-@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4), schemes.bwn()], ids=str)
-def test_a_sample_that_is_no_batch_is_refused(scheme: Scheme) -> None:
-    model = trained(resnet20(), scheme, torch.randn(2, 3, 32, 32))
-    message = r"input has shape \(3, 32, 32\); a frozen model takes batches, of 4 dimensions: call it with .*unsqueeze"
+def test_a_sample_that_is_no_batch_is_refused() -> None:
+    model = trained(Net(F.relu), schemes.bnn(), input := torch.randn(2, 3, 12, 12))
+    message = r"input has shape \(3, 12, 12\); a frozen model takes batches, of 4 dimensions: call it with .*unsqueeze"
     with pytest.raises(ValueError, match=message):
-        freeze(model)(torch.randn(3, 32, 32))
+        build(model, input)(input[0])
 
 
 # Tensors that a forward makes and then changes
@@ -177,7 +164,7 @@ SIZE = 5, 5
 @pytest.mark.parametrize("change", [_sum, _product, _buffer, _place, _out])
 def test_what_a_forward_makes_is_new_in_each_call(change: Any) -> None:
     model = trained(Changes(change), schemes.bnn(), x := torch.randn(4, 3, 9, 9))
-    frozen = freeze(model)
+    frozen = build(model, x)
     for _ in range(3):
         torch.testing.assert_close(frozen(x), model(x))
 
@@ -189,6 +176,6 @@ def test_values_that_are_changed_in_place_stay_in_the_graph() -> None:
         return x.relu_()
 
     model = trained(Changes(change), schemes.bnn(), x := torch.randn(4, 3, 9, 9))
-    frozen = freeze(model)
+    frozen = build(model, x)
     for _ in range(2):
         torch.testing.assert_close(frozen(x), model(x))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import METHODS
 from pytorch_lightning.core.optimizer import LightningOptimizer
+from settings import mostly_nightly
 from torch import nn
 
 import qconv
@@ -17,21 +18,12 @@ from qconv.check import watch
 from qconv.loop.optimizer_step import is_final
 
 SCHEMES = [
-    schemes.bnn(),
     schemes.xnor(center=True),
-    schemes.xnorpp(),
-    schemes.recu(),
     schemes.adabin(),
-    schemes.ttq(),
-    schemes.shift_q(),
     schemes.shift_ps(),
     schemes.inq(),
-    schemes.apot(),
     schemes.pact(),
-    schemes.lsq(),
-    schemes.lsq_plus(),
     schemes.n2uq(),
-    schemes.dsq(),
     schemes.two_stage(schemes.lsq()),
 ]
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=str)
@@ -164,7 +156,7 @@ def test_from_the_first_training_step_on_they_do_not(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "no optimizer has them"])
-@pytest.mark.parametrize("way", ["training", "evaluation", "compiled"])
+@pytest.mark.parametrize("way", mostly_nightly(["training", "evaluation", "compiled"], ["training", "evaluation"]))
 @pytest.mark.filterwarnings("ignore:an optimizer's step did not end")
 def test_nor_when_the_weight_alone_is_trained(way: str, frozen: bool) -> None:
     """Evaluation mode is usual where norms are frozen; in compiled code nothing sees a training begin."""
@@ -285,7 +277,7 @@ def test_schemes_without_anything_after_a_step(scheme: Scheme) -> None:
         stepped(layer, optimizer)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mostly_nightly(METHODS, ("bnn()", "apot(weight_bits=4, input_bits=4)")))
 def test_no_scheme_needs_the_hook_to_go_on(name: str) -> None:
     layer = qconv.QConv2d(3, 3, 3, padding=1, scheme=METHODS[name])
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
@@ -360,6 +352,7 @@ def test_a_float_layer_again_has_nothing_of_it() -> None:
     assert vars(model[1]).keys() == vars(network()[1]).keys()
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11 looks at it
 def test_a_weight_that_is_unfrozen_later() -> None:
     torch._dynamo.reset()

@@ -1,7 +1,7 @@
 """The float networks: their published sizes, shapes, gradients, conversion, and the activations of binary networks."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hydra.utils import instantiate
 from runs import CONFIGS, config
+from settings import mostly_nightly
 from torch import Tensor, nn
 
 import qconv
@@ -91,7 +92,10 @@ SIZES: list[tuple[str, int, dict[str, Any], int, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "size", "options", "parameters", "macs"), SIZES, ids=str)
+BY_DEFAULT = [row for row in SIZES if row[0] in ("resnet20", "small_cnn", "birealnet18", "quicknet", "vgg_small")]
+
+
+@pytest.mark.parametrize(("name", "size", "options", "parameters", "macs"), mostly_nightly(SIZES, BY_DEFAULT), ids=str)
 def test_networks_have_the_published_size(
     name: str, size: int, options: dict[str, Any], parameters: int, macs: float
 ) -> None:
@@ -107,6 +111,7 @@ def test_a_mobilenet_for_small_pictures() -> None:
     assert features(images("vgg7", 1)).shape == (1, 1280, 4, 4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "floats", "binary"),
     [
@@ -128,15 +133,11 @@ def test_the_filters_of_the_blur_are_no_parameters() -> None:
 # Every network, one step.
 
 
-SLOW = ("reactnet_a", "quicknet_large", "resnet56", "resnet44", "birealnet34", "torchvision_mobilenet_v2")
+FAST = "resnet20", "reactnet18", "quicknet_small", "small_cnn"
+"""Networks of each kind; the others are for the night."""
 
 
-def slow_marked(names: Iterable[str]) -> list[Any]:
-    """The names, those of large networks for the night."""
-    return [pytest.param(name, marks=pytest.mark.nightly) if name in SLOW else name for name in names]
-
-
-@pytest.mark.parametrize("name", slow_marked(name for name in NAMES if name != "timm_model"))  # which starts with zeros
+@pytest.mark.parametrize("name", mostly_nightly([name for name in NAMES if name != "timm_model"], FAST))  # of zeros
 def test_gradients_reach_every_parameter(name: str) -> None:
     model = make(name, in_channels=3, num_classes=7)
     logits = model(images(name))
@@ -148,7 +149,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
         assert parameter.grad.abs().sum() > 0, key
 
 
-@pytest.mark.parametrize("name", slow_marked(path.stem for path in sorted((CONFIGS / "model").iterdir())))
+@pytest.mark.parametrize("name", mostly_nightly([path.stem for path in sorted((CONFIGS / "model").iterdir())], FAST))
 def test_every_config_makes_a_network_that_converts_and_learns(name: str) -> None:
     cfg = config(f"model={name}", "run_dir=x")
     assert cfg.model._target_ == f"qconv.models.{name}"
@@ -181,6 +182,7 @@ def test_there_is_a_config_for_every_network() -> None:
     assert {path.stem for path in (CONFIGS / "model").iterdir()} == set(NAMES)
 
 
+@pytest.mark.nightly
 def test_what_stays_float_in_the_published_networks() -> None:
     first_of_stages = {f"stages.{stage}.0.downsample.1" for stage in (1, 2, 3)}
     stem = {"stem.0", "stem.3", "stem.5"}
@@ -200,7 +202,11 @@ def test_what_stays_float_in_the_published_networks() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*CIFAR, "birealnet18", "reactnet_a", "quicknet_small", "torchvision_resnet", "torchvision_mobilenet_v2"]
+    "name",
+    mostly_nightly(
+        [*CIFAR, "birealnet18", "reactnet_a", "quicknet_small", "torchvision_resnet", "torchvision_mobilenet_v2"],
+        ["resnet20", "quicknet_small"],
+    ),
 )
 def test_other_numbers_of_channels_and_classes(name: str) -> None:
     model = make(name, in_channels=1, num_classes=2).eval()

@@ -16,6 +16,7 @@ from torch.export import Dim
 
 import qconv
 from qconv.inference import FrozenModel, freeze
+from qconv.inference.build import build
 from qconv.kernels.native import kernels
 from qconv.program import planned
 from qconv.program.operations import Program
@@ -43,6 +44,11 @@ class Spatial(nn.Module):
         return self.layers(input)
 
 
+@pytest.fixture(scope="module")
+def bnn() -> FrozenModel:
+    return build(network("bnn"), torch.randn(2, 3, 16, 16))
+
+
 def operator_arguments(frozen: FrozenModel, images: Tensor) -> tuple[Tensor, Tensor, list[int]]:
     program = frozen.program(images)
     return program_bytes(program, guard=True), images, list(program.shape())
@@ -55,9 +61,8 @@ def called(graph: torch.fx.GraphModule) -> list[str]:
 @pytest.mark.parametrize("name", mostly_nightly(["bireal", "lsq44", "spatial"], ["spatial"]))
 def test_an_exported_plan_is_one_node_for_batches_and_images_of_any_size(name: str) -> None:
     spatial = trained(Spatial(), None, torch.randn(8, 3, 32, 32))
-    frozen = freeze(spatial if name == "spatial" else network(name))
     images = torch.randn(2, 3, 24, 24)
-    frozen(images)
+    frozen = build(spatial if name == "spatial" else network(name), images)
     sizes = {0: Dim("batch"), 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     exported = torch.export.export(frozen, (images,), dynamic_shapes=(sizes,))
     assert called(exported.graph_module) == ["qconv.run_program.default"]
@@ -73,7 +78,7 @@ def test_an_exported_plan_is_one_node_for_batches_and_images_of_any_size(name: s
 
 def test_a_network_that_is_bound_to_one_size() -> None:
     images = torch.randn(4, 3, 8, 8)
-    frozen = freeze(trained(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 5)), None, images))
+    frozen = build(trained(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 5)), None, images), images)
     wanted = frozen(images)
     module = torch.export.export(frozen, (images,), dynamic_shapes=({0: Dim("batch")},)).module()
     assert torch.equal(module(images[:3]), wanted[:3])
@@ -103,55 +108,54 @@ def test_a_compiled_model_equals_the_frozen_one(nan: Any, breaks: int) -> None:
             compiled(bad)
 
 
-def test_what_wants_a_gradient_or_another_dtype_is_traced_through_the_modules() -> None:
-    frozen, images = freeze(network("bnn")), torch.randn(2, 3, 16, 16)
-    wanted = frozen(images)
-    compiled = torch.compile(frozen, backend="eager")
+def test_what_wants_a_gradient_or_another_dtype_is_traced_through_the_modules(bnn: FrozenModel) -> None:
+    images = torch.randn(2, 3, 16, 16)
+    wanted = bnn(images)
+    compiled = torch.compile(bnn, backend="eager")
     assert torch.allclose(compiled(images.clone().requires_grad_()), wanted, atol=1e-5)
     with torch.autocast("cpu"):
         assert compiled(images).shape == wanted.shape
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_operator_is_sound() -> None:
-    frozen = freeze(network("lsq44"))
-    for size in SIZES:
-        torch.library.opcheck(torch.ops.qconv.run_program.default, operator_arguments(frozen, torch.randn(size)))
-    arguments = operator_arguments(frozen, torch.randn(0, 3, 16, 16))
+def test_the_operator_is_sound(bnn: FrozenModel) -> None:
+    arguments = operator_arguments(bnn, torch.randn(3, 3, 21, 13))
+    torch.library.opcheck(torch.ops.qconv.run_program.default, arguments)
+    arguments = operator_arguments(bnn, torch.randn(0, 3, 16, 16))
     assert torch.ops.qconv.run_program(*arguments).shape == (0, 10)
 
 
-def test_programs_are_told_apart_by_their_bytes() -> None:
+def test_programs_are_told_apart_by_their_bytes(bnn: FrozenModel) -> None:
     images = torch.randn(2, 3, 16, 16)
-    one, other = freeze(network("bnn")), freeze(trained(NETWORKS["bnn"][0](), NETWORKS["bnn"][1], images))
-    content, _, shape = operator_arguments(one, images)
+    other = build(trained(NETWORKS["bnn"][0](), NETWORKS["bnn"][1], images), images)
+    content, _, shape = operator_arguments(bnn, images)
     place = content.clone()
-    assert torch.equal(torch.ops.qconv.run_program(place, images, shape), one(images))
+    assert torch.equal(torch.ops.qconv.run_program(place, images, shape), bnn(images))
     shifted = torch.cat([torch.zeros(3, dtype=torch.uint8), content])[3:]
-    assert torch.equal(torch.ops.qconv.run_program(shifted, images, shape), one(images))
+    assert torch.equal(torch.ops.qconv.run_program(shifted, images, shape), bnn(images))
     place.copy_(operator_arguments(other, images)[0])
     assert torch.equal(torch.ops.qconv.run_program(place, images, shape), other(images))
-    assert not torch.equal(one(images), other(images))
+    assert not torch.equal(bnn(images), other(images))
 
 
-@pytest.mark.parametrize("name", ["spatial", "every", *mostly_nightly(NETWORKS, ["bnn"])])
+@pytest.mark.parametrize("name", ["every", "spatial", *mostly_nightly(NETWORKS, [])])
 def test_bytes_are_read_as_the_program_that_they_were_written_from(name: str) -> None:
     cases = [(every(kinds, groups), torch.randn(2, 5, 11, 14)) for kinds in range(3) for groups in (1, 2, 6)]
     if name != "every":
         model = trained(Spatial(), None, torch.randn(8, 3, 16, 16)) if name == "spatial" else network(name)
         images = torch.randn(2, 3, 12, 9)
-        cases = [(freeze(model).program(images), images)]
+        cases = [(build(model, images).program(images), images)]
     for program, images in cases:
         read, guard = read_program(program_bytes(program, guard=False))
         assert not guard
         assert torch.equal(read.run(images).flatten(1), program.run(images).flatten(1))
 
 
-def test_without_kernels_the_definition_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen, images = freeze(network("bnn")), torch.randn(3, 3, 12, 9)
+def test_without_kernels_the_definition_runs(bnn: FrozenModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randn(3, 3, 12, 9)
     images[1, 2, 3, 4] = torch.inf
-    program, _, shape = operator_arguments(frozen, images)
-    wanted = frozen(images)
+    program, _, shape = operator_arguments(bnn, images)
+    wanted = bnn(images)
     calls: list[int] = []
     run = Program.run
     monkeypatch.setattr(Program, "run", lambda self, images: calls.append(1) or run(self, images))
@@ -161,8 +165,8 @@ def test_without_kernels_the_definition_runs(monkeypatch: pytest.MonkeyPatch) ->
     check_mistakes(program, images, shape)
 
 
-def test_mistakes() -> None:
-    check_mistakes(*operator_arguments(freeze(network("bnn")), torch.randn(2, 3, 16, 16)))
+def test_mistakes(bnn: FrozenModel) -> None:
+    check_mistakes(*operator_arguments(bnn, torch.randn(2, 3, 16, 16)))
 
 
 def check_mistakes(program: Tensor, images: Tensor, shape: list[int]) -> None:
@@ -191,7 +195,7 @@ def test_an_exported_file_runs_in_another_process(name: str, tmp_path: Path) -> 
     images = torch.randn(100, 3, 16, 16)
     model = trained(Spatial(), None, images) if name == "spatial" else network(name)
     qconv.export(model, tmp_path / "model.pt2", to="pt2", images=images)
-    frozen = freeze(model)
+    frozen = build(model, images)
     assert (tmp_path / "model.pt2").stat().st_size < len(frozen.program_bytes(images)) + 64000  # images are 307,200
     given = [torch.randn(size) for size in SIZES]
     torch.save(given, tmp_path / "images.pt")

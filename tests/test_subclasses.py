@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from settings import mostly_nightly
 from timm.layers.conv2d_same import Conv2dSame
 from timm.layers.linear import Linear
 from timm.layers.std_conv import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import layers, schemes
+from qconv.inference.build import build as build_frozen
 from qconv.layers import ComputedFilters, QConv2d
 
 LAYERS: dict[str, Any] = {
@@ -64,7 +67,7 @@ def expected_output(layer: Any, input: Tensor, input_quantizer: nn.Module, weigh
 
 
 @builders
-@pytest.mark.parametrize("scheme", [schemes.identity(), schemes.bnn(), schemes.xnor(), schemes.dorefa(3, 3)], ids=str)
+@pytest.mark.parametrize("scheme", [schemes.identity(), schemes.xnor(), schemes.dorefa(3, 3)], ids=str)
 def test_forward_and_gradients_are_those_of_the_formula(build: Any, scheme: qconv.Scheme) -> None:
     layer = build(dtype=torch.float64)
     twin = copy.deepcopy(layer)
@@ -100,28 +103,36 @@ def test_to_float_gives_the_class_back(build: Any) -> None:
     assert model(input).equal(expected)
 
 
-@builders
-def test_packed_and_frozen(build: Any, tmp_path: Path) -> None:
-    signed = schemes.lsq(4, 4, signed_input=True)
-    on_integers = schemes.bnn(padding_value=1), signed, schemes.shift_q(5, fixed_point=(16, 16))
-    for scheme in (*on_integers, schemes.bnn(), schemes.bwn(), schemes.identity()):
-        torch.manual_seed(0)
-        model: Any = nn.Sequential(build(), nn.BatchNorm2d(6))
-        float_model = copy.deepcopy(model)
-        qconv.convert(model, scheme, skip=())
-        input = torch.randn(2, 4, 9, 9)
-        model(input)
-        expected = model.eval()(input)
-        qconv.save_packed(model, tmp_path / "model.safetensors")
-        loaded: Any = qconv.load_packed(tmp_path / "model.safetensors", float_model)
-        assert loaded.eval()(input).equal(expected)
-        frozen = qconv.freeze(model)
-        for size in ((9, 9), (8, 12), (11, 7), (12, 8), (7, 7), (8, 8)):  # padding may depend on the size
-            images = torch.randn(2, 4, *size)
-            torch.testing.assert_close(frozen(images), model(images), rtol=1e-4, atol=1e-5)
-        assert frozen.layers[0].arithmetic != "float" or scheme not in on_integers
-        qconv.to_float(loaded)
-        assert type(loaded[0]) is type(build())
+SIGNED = schemes.lsq(4, 4, signed_input=True)
+ON_INTEGERS = schemes.bnn(padding_value=1), SIGNED, schemes.shift_q(5, fixed_point=(16, 16))
+PADDED_AND_STANDARDIZED = LAYERS["Conv2dSame"], LAYERS["ScaledStdConv2dSame"]
+
+
+@pytest.mark.parametrize(
+    ("build", "scheme"),
+    mostly_nightly(
+        product(LAYERS.values(), (*ON_INTEGERS, schemes.bnn(), schemes.bwn(), schemes.identity())),
+        [*product(PADDED_AND_STANDARDIZED, (SIGNED, ON_INTEGERS[0])), (LAYERS["StdConv2d"], ON_INTEGERS[2])],
+    ),
+)
+def test_packed_and_frozen(build: Any, scheme: qconv.Scheme, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(build(), nn.BatchNorm2d(6))
+    float_model = copy.deepcopy(model)
+    qconv.convert(model, scheme, skip=())
+    input = torch.randn(2, 4, 9, 9)
+    model(input)
+    expected = model.eval()(input)
+    qconv.save_packed(model, tmp_path / "model.safetensors")
+    loaded: Any = qconv.load_packed(tmp_path / "model.safetensors", float_model)
+    assert loaded.eval()(input).equal(expected)
+    frozen = build_frozen(model, input)
+    for size in ((9, 9), (8, 12), (11, 7), (12, 8), (7, 7), (8, 8)):  # padding may depend on the size
+        images = torch.randn(2, 4, *size)
+        torch.testing.assert_close(frozen(images), model(images), rtol=1e-4, atol=1e-5)
+    assert frozen.layers[0].arithmetic != "float" or scheme not in ON_INTEGERS
+    qconv.to_float(loaded)
+    assert type(loaded[0]) is type(build())
 
 
 def test_schemes_that_change_the_weight_itself_are_refused() -> None:
@@ -237,7 +248,12 @@ def test_an_nfnet_is_converted() -> None:
     assert [step.names[0] for step in steps if step.scheme is None] == ["stem.conv1", "head.fc"]
 
 
-@pytest.mark.parametrize("name", ["beit_base_patch16_224", "eva02_tiny_patch14_224", "swinv2_tiny_window8_256"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_nightly(
+        ["beit_base_patch16_224", "eva02_tiny_patch14_224", "swinv2_tiny_window8_256"], ["beit_base_patch16_224"]
+    ),
+)
 def test_attentions_of_timm_call_their_layers(name: str) -> None:
     size = {"beit_base_patch16_224": 32, "eva02_tiny_patch14_224": 28, "swinv2_tiny_window8_256": 64}[name]
     sizes: dict[str, Any] = {"embed_dim": 48, "depth": 1, "num_heads": 2}
@@ -255,11 +271,12 @@ def test_attentions_of_timm_call_their_layers(name: str) -> None:
         assert model(input).equal(expected)
 
 
-@builders
 @pytest.mark.parametrize(
-    "scheme",
-    [schemes.bnn(), schemes.bnn(padding_value=1), schemes.lsq(4, 4), schemes.bwn(), schemes.lsq(8, 8)],
-    ids=str,
+    ("build", "scheme"),
+    mostly_nightly(
+        product(LAYERS.values(), (SIGNED, ON_INTEGERS[0], schemes.bwn())),
+        [(LAYERS["Conv2dSame"], SIGNED), (LAYERS["StdConv2dSame"], ON_INTEGERS[0])],
+    ),
 )
 def test_frozen_layers_are_verified_at_each_size(build: Any, scheme: qconv.Scheme) -> None:
     """A layer that pads by its input has another convolution for each size."""
