@@ -4,8 +4,9 @@
 # The transformation replaces weights behind DequantizeLinear by floats and a Quant.
 # Expected: the floats are (code - zero point) * scale of the filter, as DequantizeLinear computes them.
 # Happens: the zero point is subtracted in 8 bits, so differences wrap around. The scales of filters multiply along the
-# last axis, whatever `axis` says: where windows are as wide as there are filters, or a linear layer is square, weights
-# are wrong; else ValueError is raised. With one scale and zero point 0 weights are right. Nothing is said of wrong ones.
+# last axis, whatever `axis` says: where windows are as wide as there are filters, or a linear layer is square, they
+# give wrong weights; else ValueError is raised. With one scale and zero point 0 weights are right. Nothing is said of
+# wrong ones.
 # Seen, as the largest weight and the largest change: one scale, int8: 1.28 0.00; one scale, uint8 with zero point 128:
 # 1.28 2.55; 3 filters of 3x3, a scale each, int8: 3.84 2.55; 4 filters: ValueError.
 set -euo pipefail
