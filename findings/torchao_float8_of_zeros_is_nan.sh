@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# torchao 0.18.0: with weights of 8-bit floats, a filter of zeros makes NaN; with integers, filters below 1e-5 lose bits.
+# torchao 0.18.0: with 8-bit floats as weights, a filter of zeros makes NaN; with integers, those below 1e-5 lose bits.
 #
 # Filters of zeros, and tiny ones, come from pruning, and from weight decay behind a dead batch normalization.
 # Expected: zeros stay zeros, and each filter has a scale by which its largest weight is the largest code.
