@@ -7,9 +7,9 @@
 # codes. The upper one of +s does not exist, and +s shrinks. The lower one of -s does: where the division comes out at
 # the half, and not just inside, -s grows by as much. This differs from filter to filter with the digits of s. Such
 # filters get another mean. 8-bit floats have no such step. Nothing is said.
-# Seen, for 1000 filters of -s, 0, s, as values / s, and as share of filters with the larger -s: int2 -1.333 or -0.667, 0,
-# 0.667, 61 %; int3 -1.143 or -0.857, 0, 0.857, 40 %; int4 -1.067 or -0.933, 0, 0.933, 30 %; int8 -1.004 or -0.996, 0,
-# 0.996, 23 %; float8_e4m3fn -1, 0, 1.
+# Seen, for 1000 filters of -s, 0, s, as values / s, and as share of filters with the larger -s: int2 -1.333 or -0.667,
+# 0, 0.667, 61 %; int3 -1.143 or -0.857, 0, 0.857, 40 %; int4 -1.067 or -0.933, 0, 0.933, 30 %; int8 -1.004 or -0.996,
+# 0, 0.996, 23 %; float8_e4m3fn -1, 0, 1.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
