@@ -156,6 +156,7 @@ def pair() -> tuple[torch.nn.Module, torch.nn.Module, torch.Tensor, torch.Tensor
     return network, quantized, images, labels
 
 
+@pytest.mark.nightly
 def test_forms_of_a_network(tmp_path: Path) -> None:
     network, quantized, images, labels = pair()
     before = {name: tensor.clone() for name, tensor in quantized.state_dict().items()}

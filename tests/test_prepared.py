@@ -425,6 +425,7 @@ def trained(folder: Path, run: Path, *words: str) -> Result:
     return train(config(*network, "data=prepared", f"data.root={folder}", *small, f"run_dir={run}", *words))
 
 
+@pytest.mark.nightly
 def test_a_run_whose_device_decodes(tree: Path, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU it does; the CPU, for want of one, is taken for it, and learns what it does when its threads decode."""
     where: list[torch.device] = []

@@ -41,7 +41,7 @@ def shipped(model: nn.Sequential, inputs: Tensor, folder: Path) -> dict[str, Ten
         }
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("scheme", SCALED, ids=str)
 def test_trained_and_shipped_agree_bit_for_bit(scheme: Scheme, bias: bool, tmp_path: Path) -> None:
     model, inputs = network(scheme, bias, nn.ReLU() if scheme.name.startswith(("lsq(weight_bits=2", "apot")) else None)

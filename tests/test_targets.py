@@ -208,7 +208,7 @@ def test_signs_change_at_the_edge(target: str, edge: float, tmp_path: Path) -> N
     check(target, program, near(target, torch.tensor([edge])), tmp_path)
 
 
-@pytest.mark.parametrize("target", [*EACH, *(target for target in TARGETS if target not in SUFFIXES)])
+@pytest.mark.parametrize("target", mostly_nightly(TARGETS, ("litert", "program")))
 def test_a_file_is_exported_and_verified_in_its_runtime(target: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES.get(target, "torch" if target in ("program", "pt2") else target))
     model, images = network("lsq44"), torch.randn(4, 3, 16, 16)
