@@ -6,6 +6,7 @@ once more when its lowest bits go (`twice_rounded`). A scale, a bias and a facto
 channel, with which both find each edge between two codes. A layer that has a channel without them stays float.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from ..program.operations import Program
 _PARTS = 0.5, 0.3, 0.7, 0.15, 0.85, 0.05, 0.95, 0.01, 0.99  # between the smallest and the largest slope
 _FEWEST, _MOST = 2.0**-31, 2.0**7  # scales that XNNPACK takes
 _MOST_FINER = 32
+_MOST_SUM = 2**30
+_MOST_EDGES = 31  # more are hardly ever met by one line with a whole bias
 
 
 def requantized(program: Program) -> dict[int, Integers]:
@@ -51,35 +54,39 @@ def _of_kernels(program: Program, levels: Levels, coder: ops.Quantize | ops.Sign
 
 
 def _searched(levels: Levels) -> Integers | None:
-    """Search near the given line, from the finest weights to coarser ones."""
+    """Search near the given line, from the finest weights to coarser ones, while these find a channel's."""
     weight = levels.weight.long()
     finest = (127 // weight.flatten(1).abs().amax(1).clamp(min=1)).clamp(max=_MOST_FINER)
-    if not bool(finest.all()):
+    if not bool(finest.all()) or len(levels.edges) > _MOST_EDGES:
         return None
     scale, bias, factor = torch.ones_like(levels.slope), torch.zeros_like(finest), torch.zeros_like(finest)
+    # A channel that is nearly constant lies far from 0: any small slope does.
+    farthest = 4 * (max(map(abs, levels.ends)) + 1) * levels.bound
     for coarser in range(int(finest.max())):
-        finer = (finest - coarser).clamp(min=1)
-        middle = (levels.shift * finer).round()
-        for offset in sorted(range(-AROUND * int(finer.max()), AROUND * int(finer.max()) + 1), key=abs):
-            first, last = slopes(levels, (middle + offset) / finer)
-            last = torch.where(last.isfinite(), last, 2 * torch.maximum(first, levels.slope))  # sums reach no end
-            is_open = (factor == 0) & (first < last)
-            for part in _PARTS if bool(is_open.any()) else ():
-                tried = (first + (last - first) * part) / finer
-                tried = torch.where(is_open, tried, 1.0).float().double()
-                is_met = is_open & _has_edges(levels, tried, (middle + offset).long(), finer)
-                scale, bias = torch.where(is_met, tried, scale), torch.where(is_met, (middle + offset).long(), bias)
-                factor = torch.where(is_met, finer, factor)
-                is_open = is_open & ~is_met
-        if bool(factor.all()):
-            return Integers(levels.chain, weight * factor.view(-1, 1, 1, 1), scale, bias, levels.ends)
+        open_before = (factor == 0).nonzero().flatten()
+        most = AROUND * int(finest[open_before].max())
+        for offset in sorted(range(-most, most + 1), key=abs):
+            at = (factor == 0).nonzero().flatten()
+            part = replace(levels, edges=levels.edges[:, at], slope=levels.slope[at], shift=levels.shift[at])
+            finer = (finest[at] - coarser).clamp(min=1)
+            k = (part.shift.clamp(-farthest, farthest) * finer).round().long() + offset
+            first, last = slopes(part, k / finer)
+            last = torch.where(last.isfinite(), last, 2 * torch.maximum(first, part.slope))  # sums reach no end
+            for between in _PARTS if bool((first < last).any()) else ():
+                tried = ((first + (last - first) * between) / finer).float().double()
+                is_met = (first < last) & _has_edges(part, tried, k, finer)
+                scale[at[is_met]], bias[at[is_met]], factor[at[is_met]] = tried[is_met], k[is_met], finer[is_met]
+            if bool(factor.all()):
+                return Integers(levels.chain, weight * factor.view(-1, 1, 1, 1), scale, bias, levels.ends)
+        if int((factor == 0).sum()) == len(open_before):
+            break
     return None
 
 
 def _has_edges(levels: Levels, scale: Tensor, bias: Tensor, finer: Tensor) -> Tensor:
     """Whether both kernels find all edges between two codes, for each channel; they grow with the sum."""
     codes = torch.arange(levels.ends[0] + 1, levels.ends[1] + 1).unsqueeze(1)
-    is_met = (scale > _FEWEST) & (scale < _MOST)
+    is_met = (scale > _FEWEST) & (scale < _MOST) & (bias.abs() + levels.bound * finer < _MOST_SUM)
     for kernel in (once_rounded, twice_rounded):
         from_edge, before = (kernel(sums * finer + bias, scale) for sums in (levels.edges, levels.edges - 1))
         is_reached = (from_edge >= codes) | (levels.edges > levels.bound)
