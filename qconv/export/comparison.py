@@ -187,7 +187,8 @@ def _check(
                 raise ValueError(f"the file has no codes of '{operation.origin}': it is of another model")
             zero = operation.zero if isinstance(operation, Quantize) else 0
             codes = found[f"{number}.codes"] + zero
-            floats = found.get(f"{number}.input", own[operation.inputs[0]])  # what a runtime keeps inside is exact sums
+            # A kernel from codes to codes shows no floats: these are the program's, from exact sums of its codes.
+            floats = found.get(f"{number}.input", own[operation.inputs[0]])
             given = program.operations[operation.inputs[0]]
             clamped = given.run(floats) if isinstance(given, Clamp) else floats  # QONNX needs none before a quantizer
             before = checks.get(number, CodesCheck(operation.origin)).merged(clamped, own[operation.inputs[0]])

@@ -198,7 +198,7 @@ def _clamp(low: float, high: float) -> nn.Module:
 
 
 def _quantize(quantize: Quantize) -> nn.Module:
-    low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+    low, high = quantize.ends
     form, factor = form_of(quantize, low, high)
     if form == EDGES:
         return _Levels(quantize.edges, quantize.codes.float() - quantize.zero)

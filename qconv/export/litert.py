@@ -21,7 +21,7 @@ from ..onnx.integers import Integers
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize, Size, Window
 from ..program.plan import EDGES, PRODUCT, form_of
-from .requantization import ends_of, requantized
+from .requantization import requantized
 
 SETTINGS: dict[str, str] = {}
 """What a user must set: nothing."""
@@ -229,7 +229,7 @@ class _Writer:
     def _conv_in_bytes(self, found: Integers) -> int:
         """A convolution of bytes with what follows it, up to codes or signs and a maximum of these."""
         conv: Any = self.program.operations[found.chain[0]]
-        low, high = (-1, 1) if found.ends is None else found.ends
+        low, high = ops.Sign.ends if found.ends is None else found.ends
         activation = _BY_ONE if found.ends is None else _RELU if low == 0 else _NONE
         zero = 0 if found.ends is None else 127 - high
         weight, axis = found.weight.to(torch.int8).permute(self._order(conv)), 3 if self._is_depthwise(conv) else 0
@@ -281,7 +281,8 @@ class _Writer:
         """The codes of a place as bytes, with a zero by which the largest byte is the highest code."""
         x = self.values[place]
         if self._zero(x) is None and x not in self.bytes:
-            low, high = ends_of(self.program.operations[place])
+            coder: Any = self.program.operations[place]
+            low, high = coder.ends
             options = self.schema.QuantizeOptionsT()
             self.bytes[x] = self._add("QUANTIZE", [x], self._shape(x), options, zero=127 - high if low + high else 0)
         return self.bytes.get(x, x)
@@ -344,7 +345,7 @@ class _Writer:
         return x
 
     def _quantize(self, quantize: Quantize, x: int) -> int:
-        low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+        low, high = quantize.ends
         form, factor = form_of(quantize, low, high)
         if form == EDGES:
             options = self.schema.BucketizeOptionsT()

@@ -150,7 +150,7 @@ class _Writer:
         return self.nodes.fake_quantize(x, *ends, *ends, _LEVELS)
 
     def _quantize(self, quantize: Quantize, x: Any) -> Any:
-        low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+        low, high = quantize.ends
         nodes, (form, factor) = self.nodes, form_of(quantize, low, high)
         product = nodes.multiply(x, self._floats(torch.tensor(factor)))
         if form == PRODUCT:

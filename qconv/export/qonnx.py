@@ -174,7 +174,7 @@ class _Writer:
         return self._add("BatchNormalization", given, name, epsilon=0.0)
 
     def _quantize(self, quantize: Quantize, name: str, x: str) -> None:
-        low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+        low, high = quantize.ends
         form, factor = form_of(quantize, low, high)
         if form == EDGES:
             raise ValueError(f"'{quantize.origin}': its levels are uneven, and QONNX's Quant has even ones alone")

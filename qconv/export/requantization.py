@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..onnx.integers import AROUND, Chains, Integers, Levels, slopes
+from ..onnx.integers import AROUND, MOST, Chains, Integers, Levels, slopes
 from ..program import operations as ops
 from ..program.operations import Program
 
 _PARTS = 0.5, 0.3, 0.7, 0.15, 0.85, 0.05, 0.95, 0.01, 0.99  # between the smallest and the largest slope
-_FEWEST, _MOST = 2.0**-31, 2.0**7  # scales that XNNPACK takes
+_SMALLEST, _LARGEST = 2.0**-31, 2.0**7  # scales that XNNPACK takes
 _MOST_FINER = 32
-_MOST_SUM = 2**30
 _MOST_EDGES = 31  # more are hardly ever met by one line with a whole bias
 
 
@@ -32,13 +31,6 @@ def requantized(program: Program) -> dict[int, Integers]:
             if integers is not None:
                 found[place] = integers
     return found
-
-
-def ends_of(coder: Any) -> tuple[int, int]:
-    """Return the lowest and the highest code, less its zero."""
-    if isinstance(coder, ops.Sign):
-        return -1, 1
-    return int(coder.codes[0]) - coder.zero, int(coder.codes[-1]) - coder.zero
 
 
 def _of_kernels(program: Program, levels: Levels, coder: ops.Quantize | ops.Sign) -> Integers | None:
@@ -74,7 +66,7 @@ def _searched(levels: Levels) -> Integers | None:
             last = torch.where(last.isfinite(), last, 2 * torch.maximum(first, part.slope))  # sums reach no end
             for between in _PARTS if bool((first < last).any()) else ():
                 tried = ((first + (last - first) * between) / finer).float().double()
-                is_met = (first < last) & _has_edges(part, tried, k, finer)
+                is_met = (first < last) & (factor[at] == 0) & _has_edges(part, tried, k, finer)
                 scale[at[is_met]], bias[at[is_met]], factor[at[is_met]] = tried[is_met], k[is_met], finer[is_met]
             if bool(factor.all()):
                 return Integers(levels.chain, weight * factor.view(-1, 1, 1, 1), scale, bias, levels.ends)
@@ -86,7 +78,7 @@ def _searched(levels: Levels) -> Integers | None:
 def _has_edges(levels: Levels, scale: Tensor, bias: Tensor, finer: Tensor) -> Tensor:
     """Whether both kernels find all edges between two codes, for each channel; they grow with the sum."""
     codes = torch.arange(levels.ends[0] + 1, levels.ends[1] + 1).unsqueeze(1)
-    is_met = (scale > _FEWEST) & (scale < _MOST) & (bias.abs() + levels.bound * finer < _MOST_SUM)
+    is_met = (scale > _SMALLEST) & (scale < _LARGEST) & (bias.abs() + levels.bound * finer < MOST)
     for kernel in (once_rounded, twice_rounded):
         from_edge, before = (kernel(sums * finer + bias, scale) for sums in (levels.edges, levels.edges - 1))
         is_reached = (from_edge >= codes) | (levels.edges > levels.bound)

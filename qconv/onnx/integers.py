@@ -12,7 +12,8 @@ from torch import Tensor
 from ..program import operations as ops
 from ..program.operations import Operation, Program
 
-_MOST = 2**30  # of a bias, and of sums: their total must be a 32-bit integer
+MOST = 2**30
+"""The most of a bias, and of sums: their total must be a 32-bit integer."""
 _MOST_OF_TWO = 2**15 - 1  # of two products: x86 processors without VNNI add them in 16 bits, with saturation
 AROUND = 2
 """Sums on both sides of the bias that are searched."""
@@ -52,7 +53,6 @@ class Levels:
         edges: the smallest sum of each level above the first, (levels − 1, channels); ``bound + 1`` if there is none.
         ends: the lowest and the highest level, as a code less its zero; 0 and 1 for signs.
         bound: the sums' largest magnitude.
-        finer: a factor by which the weight still fits in a byte.
         slope, shift: ``slope · (sum + shift)`` is about the level.
     """
 
@@ -61,7 +61,6 @@ class Levels:
     edges: Tensor
     ends: tuple[int, int]
     bound: int
-    finer: int
     slope: Tensor
     shift: Tensor
 
@@ -111,7 +110,7 @@ class Chains:
         chain = self.before(last)
         if not chain or not is_alone or (isinstance(coder, ops.Quantize) and not is_even(coder)):
             return None
-        conv, bound, finer = self._bounded(chain[0])
+        conv, bound, _ = self._bounded(chain[0])
         scale, bias = self._composed(chain)
         direction = torch.where(scale < 0, -1, 1)
 
@@ -125,17 +124,16 @@ class Chains:
 
         weight = conv.weight * direction.view(-1, 1, 1, 1)
         if isinstance(coder, ops.Sign):
-            return Levels(
-                chain + pool, weight, _edges(level, 1, len(weight), bound), (0, 1), bound, finer, scale.abs(), bias
-            )
-        low, extremes = int(coder.codes[0]) - coder.zero, torch.tensor([[-bound], [bound]]).expand(2, conv.channels)
+            edges = _edges(level, 1, len(weight), bound)
+            return Levels(chain + pool, weight, edges, (0, 1), bound, torch.ones_like(scale), 0.5 - edges[0])
+        low, extremes = coder.ends[0], torch.tensor([[-bound], [bound]]).expand(2, conv.channels)
         # A slope of 0 or nearly 0 is raised to one that makes no difference, so that its whole bias can be expressed.
         slope, shift = scale.abs() / coder.step, bias / coder.step
         slope = torch.maximum(slope, (shift.abs() * 1e-12).clamp(min=1e-30))
         reached = level(extremes) + low
         ends = int(reached[0].min()), int(reached[1].max())
         edges = _edges(level, len(coder.edges), len(weight), bound)[ends[0] - low : ends[1] - low]
-        return Levels(chain + pool, weight, edges, ends, bound, finer, slope, shift / slope)
+        return Levels(chain + pool, weight, edges, ends, bound, slope, shift / slope)
 
     def coded(self, place: int) -> Integers | None:
         """Return the integers of a convolution whose sums become codes or signs at this place, and only these.
@@ -148,15 +146,16 @@ class Chains:
             return None
         if isinstance(self.operations[place], ops.Sign):
             return found.as_signs()
-        slope, shift = _line(found)
+        finer = self._bounded(found.chain[0])[2]
+        slope, k = _line(found, finer)
         extremes = torch.tensor([[-found.bound], [found.bound]])
-        on_line = ((extremes + shift / found.finer) * slope).clamp(*found.ends).round()
+        on_line = ((extremes + k / finer) * slope).clamp(*found.ends).round()
         reached = (
             torch.stack([(found.edges <= -found.bound).sum(0), (found.edges <= found.bound).sum(0)]) + found.ends[0]
         )
         if bool(((on_line - reached).abs() > 1).any()):  # a clamp between affine operations ends some channels earlier
             return None
-        return _whole(found.chain, found.weight, slope, shift * slope / found.finer, found.finer, found.ends)
+        return _whole(found.chain, found.weight, slope, k * slope / finer, finer, found.ends)
 
     def rounded(self, place: int, step: float) -> Integers | None:
         """Return the integers of a convolution whose sums are rounded to multiples of `step` at this place."""
@@ -179,7 +178,7 @@ class Chains:
         magnitudes = conv.weight.long().abs().flatten(1)
         bound = int(magnitudes.sum(1).max()) * most if magnitudes.numel() else 0
         finer = min(127, _MOST_OF_TWO // max(2 * highest, 1)) // max(int(magnitudes.max()) if bound else 1, 1)
-        return conv, bound, max(min(finer, _MOST // max(bound, 1)), 1)
+        return conv, bound, max(min(finer, MOST // max(bound, 1)), 1)
 
     def _composed(self, chain: list[int]) -> tuple[Tensor, Tensor]:
         """Return scale and bias of all that are affine, in float64."""
@@ -220,15 +219,15 @@ def _whole(chain: list[int], weight: Tensor, scale: Tensor, bias: Tensor, finer:
     """Round a bias in units of the output's codes to units of the sums."""
     weight, scale = (weight * finer).long(), scale / finer
     # If a scale of 0 or nearly 0 makes the sums vanish beside the bias, the scale grows and the weight becomes 0.
-    least = (bias.abs() / _MOST).clamp(min=2.0**-100)
+    least = (bias.abs() / MOST).clamp(min=2.0**-100)
     weight[scale < least] = 0
     scale = torch.maximum(scale, least)
     return Integers(chain, weight, scale, (bias / scale).round().long(), ends)
 
 
-def _line(levels: Levels) -> tuple[Tensor, Tensor]:
+def _line(levels: Levels, finer: int) -> tuple[Tensor, Tensor]:
     """Return slope and k of each channel, near the given ones; see `Chains.coded`."""
-    widest, best_slope, finer = torch.zeros_like(levels.slope), levels.slope.clone(), levels.finer
+    widest, best_slope = torch.zeros_like(levels.slope), levels.slope.clone()
     middle = (levels.shift * finer).round()
     best = middle.clone()
     for k in (middle + offset for offset in range(-AROUND * finer, AROUND * finer + 1)):

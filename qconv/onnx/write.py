@@ -288,7 +288,7 @@ def _line_of(coder: ops.Quantize) -> tuple[float | None, float] | None:
 
     It divides by the scale, and rounds halves to even numbers. Both ways are tried at each edge.
     """
-    low = int(coder.codes[0]) - coder.zero
+    low = coder.ends[0]
     if not is_even(coder) or not coder.step > 0:
         return None
     step = torch.tensor(coder.step, dtype=torch.float32)

@@ -233,7 +233,7 @@ class _Round(nn.Module):
 
     def __init__(self, quantize: Quantize) -> None:
         super().__init__()
-        self.low, self.high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+        self.low, self.high = quantize.ends
         self.zero = quantize.zero
         self.form, self.number = form_of(quantize, self.low, self.high)
         self.register_buffer("edges", quantize.edges)

@@ -9,7 +9,7 @@ Tensors "of channels" are (C,) float32.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -236,6 +236,11 @@ class Quantize(Operation):
     zero: int
     step: float
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The lowest and the highest code, less the zero."""
+        return int(self.codes[0]) - self.zero, int(self.codes[-1]) - self.zero
+
     def run(self, *values: Tensor) -> Tensor:
         return self.codes[torch.searchsorted(self.edges, values[0].contiguous(), right=True)]
 
@@ -244,6 +249,7 @@ class Quantize(Operation):
 class Sign(Operation):
     """−1 where ``x < edge_c``, else +1, of channels."""
 
+    ends: ClassVar[tuple[int, int]] = (-1, 1)
     edge: Tensor
 
     def run(self, *values: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ class _Writer:
         return record | {"codes": (len(coded),)}
 
     def _codes(self, number: int, quantize: Quantize) -> dict[str, Any]:
-        low, high = (int(end) - quantize.zero for end in (quantize.codes[0], quantize.codes[-1]))
+        low, high = quantize.ends
         form, factor = form_of(quantize, low, high)
         table = -1
         if form == EDGES:
