@@ -22,6 +22,7 @@ import qconv
 from qconv import schemes
 from qconv.cli.export import OTHERS
 from qconv.cli.verify import INTERPRETERS
+from qconv.export.requantization import requantized
 from qconv.export.targets import TARGETS
 from qconv.inference.build import build
 from qconv.methods.lsq import LSQInput
@@ -73,12 +74,13 @@ def check_codes(program: Program, images: Tensor, found: dict[str, Any]) -> None
         own.append(value)
 
 
-def check(target: str, program: Program, images: Tensor, folder: Path) -> None:
-    wanted = program.run(images).numpy()
-    for found in written(target, program, images, folder):
+def check(target: str, program: Program, images: Tensor, folder: Path) -> list[dict[str, Any]]:
+    wanted, runs = program.run(images).numpy(), written(target, program, images, folder)
+    for found in runs:
         check_codes(program, images, found)
         assert found[""].shape == wanted.shape
         assert np.abs(found[""] - wanted).max() <= 1e-6 * np.abs(wanted).max()
+    return runs
 
 
 def evened(quantize: ops.Quantize) -> ops.Quantize:
@@ -278,16 +280,22 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "count"),
+    ("target", "scheme", "count"),
     mostly_nightly(
-        [("bnn", 4), ("lsq22", 4), ("lsq33", 4), ("lsq44", 4), ("signed", 4), ("minmax", 0)], [("bnn", 4), ("lsq44", 4)]
+        [
+            *(("litert", f"lsq{bits}{bits}", 4) for bits in (2, 3, 4)),
+            *product(["litert", "executorch"], ["bnn", "signed"], [4]),
+            ("executorch", "lsq44", 4),
+            ("litert", "minmax", 0),
+        ],
+        [("litert", "bnn", 4), ("litert", "lsq44", 4)],
     ),
 )
-def test_litert_convolves_in_bytes_where_its_kernels_are_exact(scheme: str, count: int, tmp_path: Path) -> None:
+def test_convolutions_are_in_bytes_where_kernels_are_exact(
+    target: str, scheme: str, count: int, tmp_path: Path
+) -> None:
     """Down to the last sum: kernels for phones and for microcontrollers round otherwise."""
-    pytest.importorskip("ai_edge_litert")
-    from ai_edge_litert import schema_py_generated as schema
-
+    pytest.importorskip(PACKAGES.get(target, target))
     torch.manual_seed(0)
     made = {
         "bnn": schemes.bnn(),
@@ -297,12 +305,15 @@ def test_litert_convolves_in_bytes_where_its_kernels_are_exact(scheme: str, coun
     model = trained(plain(), made[scheme], torch.randn(8, 3, 16, 16))
     images = torch.randn(16, 3, 18, 15)
     program = build(model, images).program(images)
-    check("litert", program, images, tmp_path)
-    content: Any = schema.ModelT.InitFromPackedBuf((tmp_path / "model.tflite").read_bytes(), 0)
-    graph = content.subgraphs[0]
-    in_bytes = [each for each in graph.operators if graph.tensors[each.outputs[0]].type == schema.TensorType.INT8]
-    convolves = schema.BuiltinOperator.CONV_2D, schema.BuiltinOperator.DEPTHWISE_CONV_2D
-    assert sum(content.operatorCodes[each.opcodeIndex].builtinCode in convolves for each in in_bytes) == count
+    for names in check(target, program, images, tmp_path):
+        kinds = [name.partition(".")[2] for name in names]
+        assert kinds.count("codes") - kinds.count("input") == count
+
+
+@pytest.mark.nightly
+def test_trained_layers_are_in_bytes() -> None:
+    images = torch.randn(1, 3, 32, 32)
+    assert len(requantized(build(qconv.load("resnet20-lsq4-cifar10"), images).program(images))) == 9
 
 
 @pytest.mark.nightly

@@ -1,12 +1,13 @@
 """ExecuTorch: a program as a .pte file for XNNPACK.
 
-Codes are whole floats, convolved with whole weights: sums are exact, and kernels that round or clamp otherwise than the
-program have no part in them. Rounding and signs are additions and clamps, which XNNPACK has: it runs all but strides of
+A convolution between codes runs in bytes where XNNPACK gives the program's codes (`requantization`). Else codes are
+whole floats, convolved with whole weights: sums are exact, and kernels that round or clamp otherwise than the program
+have no part in them. Rounding and signs are additions and clamps, which XNNPACK has: it runs all but strides of
 shortcuts, uneven pooling and some functions.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,16 @@ from torch import Tensor, nn
 
 from ..ground.extras import needed
 from ..ground.files import atomic_file
+from ..onnx.integers import Integers
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize, Size
 from ..program.plan import EDGES, PRODUCT, form_of
+from .requantization import requantized
 
 SETTINGS: dict[str, str] = {}
 """What a user must set: nothing."""
 _CODES = "codes"  # the method of a file that returns what is inside of it, too
-_NUMBERS = "numbers"  # the method of a file that returns the numbers of the operations that make codes
+_NUMBERS = "numbers"  # the method of a file that returns, for each, its operation's number, and 1 if it shows floats
 _LARGEST, _SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 _ROUNDS = 1.5 * 2.0**23
 """Added and taken away again, it rounds half to even what is below 2^22."""
@@ -39,17 +42,18 @@ def write(program: Program, path: Path, size: Size) -> None:
             one that ExecuTorch does not have.
     """
     image = torch.zeros(1, program.operations[0].channels, *size)
-    methods = {"forward": _Network(program), _CODES: _Network(program, is_open=True)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what ExecuTorch imports and calls
         with needed("export to ExecuTorch"):
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+        shown = _Network(program, is_open=True)
+        methods = {"forward": _Network(program), _CODES: shown}
         lowered = to_edge_transform_and_lower(
             {name: torch.export.export(network, (image,)) for name, network in methods.items()},
             partitioner=[XnnpackPartitioner()],
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
-            constant_methods={_NUMBERS: torch.tensor(coders(program))},
+            constant_methods={_NUMBERS: torch.tensor(shown.inner)},
         )
         content = lowered.to_executorch().buffer
     with atomic_file(path) as file:
@@ -71,8 +75,8 @@ def run(path: Path, images: Any) -> dict[str, Any]:
             numbers, forward, codes = map(program.load_method, (_NUMBERS, "forward", _CODES))
         except RuntimeError as error:
             raise ValueError(f"exported file {path}: ExecuTorch can't load it: {error}") from error
-        for number in numbers.execute([])[0].tolist():
-            names += [f"{number}.input", f"{number}.codes"]
+        for number, has_floats in numbers.execute([])[0].tolist():
+            names += [f"{number}.input"] * has_floats + [f"{number}.codes"]
         wanted = tuple(forward.metadata.input_tensor_meta(0).sizes()[1:])
         if wanted != images.shape[1:]:
             raise ValueError(f"exported file {path}: takes images of {wanted}, not {images.shape[1:]}")
@@ -88,7 +92,7 @@ def _outputs(method: Any, images: Any) -> list[Any]:
 
 
 class _Network(nn.Module):
-    """A program in torch's operators on floats; codes are less their zero.
+    """A program in torch's operators on floats; codes are less their zero, as bytes around convolutions in bytes.
 
     Args:
         program: the program.
@@ -97,25 +101,32 @@ class _Network(nn.Module):
 
     def __init__(self, program: Program, is_open: bool = False) -> None:
         super().__init__()
-        operations = program.operations
+        operations, in_bytes = program.operations, requantized(program)
         self.put_together, self.output = program.put_together, program.output
         self.inputs = [operation.inputs for operation in operations]
-        self.inner = coders(program) if is_open else []
+        self.bytes = {place: _Bytes(found.ends or ops.Sign.ends) for place, found in in_bytes.items()}
         self.steps = nn.ModuleList(_step(operation, operations) for operation in operations)
+        for place, found in in_bytes.items():
+            self.steps[place] = _ConvInBytes(found, operations, self.bytes)
+            self.inputs[place] = operations[found.chain[0]].inputs
+            for inside in found.chain:
+                self.steps[inside], self.inputs[inside] = nn.Identity(), ()
+        coders = (place for place, each in enumerate(operations) if isinstance(each, Quantize | ops.Sign))
+        self.inner = [(place, place not in in_bytes) for place in coders] if is_open else []
 
     def forward(self, images: Tensor) -> Any:
-        """Return the output; in an open network a tuple of it and the floats and codes of each quantizer."""
+        """Return the output; in an open network a tuple of it, and for each quantizer its floats, if any, and codes."""
         values: list[Tensor] = []
+
+        def read(place: int) -> Tensor:  # XNNPACK takes one operator that makes floats of bytes for each reader
+            return self.bytes[place].read(values[place]) if place in self.bytes else values[place]
+
         for step, inputs in zip(self.steps, self.inputs, strict=True):
-            values.append(step(*(values[place] for place in inputs)) if inputs else images)
-        output = self.put_together([values[self.output]])
-        inner = [value for place in self.inner for value in (values[self.inputs[place][0]], values[place])]
+            values.append(step(*map(read, inputs)) if inputs else images)
+        output, inner = self.put_together([read(self.output)]), list[Tensor]()
+        for place, has_floats in self.inner:
+            inner += [read(self.inputs[place][0])] * has_floats + [read(place)]
         return (output, *inner) if inner else output
-
-
-def coders(program: Program) -> list[int]:
-    """Return the numbers of the operations that make codes and signs."""
-    return [number for number, each in enumerate(program.operations) if isinstance(each, Quantize | ops.Sign)]
 
 
 def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
@@ -123,7 +134,8 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
         case ops.Input():
             return nn.Identity()
         case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
-            return _Conv(operation, operations[operation.inputs[0]])
+            coder, weight = operations[operation.inputs[0]], operation.weight.float()
+            return _Conv(operation, coder, weight, torch.zeros(operation.channels))
         case ops.Affine():
             return _Affine(operation.scale, operation.bias)
         case ops.PReLU():
@@ -158,7 +170,7 @@ class _Call(nn.Module):
 
 
 class _Conv(nn.Module):
-    def __init__(self, conv: Any, coder: Any) -> None:
+    def __init__(self, conv: Any, coder: Any, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
         self.shift = float(coder.zero - conv.zero) if isinstance(conv, ops.ConvCodes) else 0.0
         left, right, top, bottom = conv.window.padding
@@ -166,13 +178,58 @@ class _Conv(nn.Module):
         self.sides = conv.window.padding if self.value or (left, top) != (right, bottom) else (0, 0, 0, 0)
         padding = (0, 0) if any(self.sides) else (top, left)
         self.geometry = conv.window.stride, padding, conv.window.dilation, conv.groups
-        self.weight = nn.Parameter(conv.weight.float())
-        self.bias = nn.Parameter(torch.zeros(conv.channels))
+        self.weight, self.bias = nn.Parameter(weight, requires_grad=False), nn.Parameter(bias.float())
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.shift if self.shift else x
         x = F.pad(x, self.sides, value=self.value) if any(self.sides) else x
         return F.conv2d(x, self.weight, self.bias, *self.geometry)
+
+
+class _Bytes:
+    """Codes as bytes, of which the largest is the highest code."""
+
+    def __init__(self, ends: tuple[int, int]) -> None:
+        self.how = 1.0, 127 - ends[1], -128, 127, torch.int8
+
+    def write(self, codes: Tensor) -> Tensor:
+        return torch.ops.quantized_decomposed.quantize_per_tensor(codes, *self.how)
+
+    def read(self, stored: Tensor) -> Tensor:
+        return torch.ops.quantized_decomposed.dequantize_per_tensor(stored, *self.how)
+
+
+class _ConvInBytes(_Conv):
+    """A convolution of bytes with what follows it, up to codes or signs and a maximum of these; it returns bytes."""
+
+    scale: Tensor
+    zeros: Tensor
+
+    def __init__(self, found: Integers, operations: list[Operation], of_places: Mapping[int, _Bytes]) -> None:
+        conv: Any = operations[found.chain[0]]
+        (given,), pool = conv.inputs, operations[found.chain[-1]]
+        coder: Any = operations[given]
+        super().__init__(conv, coder, found.weight.to(torch.int8), found.bias * found.scale)
+        self.register_buffer("scale", found.scale.float())
+        self.register_buffer("zeros", torch.zeros(conv.channels, dtype=torch.int64))
+        low, high = found.ends or ops.Sign.ends
+        self.given, self.bytes = of_places.get(given, _Bytes(coder.ends)), _Bytes((low, high))
+        self.is_given = given in of_places and not any(self.sides)
+        self.activation = _clamp(-1.0, 1.0) if found.ends is None else nn.Identity() if low else nn.ReLU()
+        self.low, self.pool = float(low), pool.window if isinstance(pool, ops.Maximum) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        how = self.scale, self.zeros, 0, -128, 127, torch.int8
+        weight = torch.ops.quantized_decomposed.dequantize_per_channel(self.weight, *how)
+        if not self.is_given:
+            x = F.pad(x, self.sides) if any(self.sides) else x
+            x = self.given.read(self.given.write(x))
+        codes = self.bytes.write(self.activation(F.conv2d(x, weight, self.bias, *self.geometry)))
+        if self.pool is None:
+            return codes
+        if any(sides := self.pool.reached((codes.shape[2], codes.shape[3]))):
+            codes = self.bytes.write(F.pad(self.bytes.read(codes), sides, value=self.low))
+        return self.bytes.write(F.max_pool2d(self.bytes.read(codes), self.pool.kernel, self.pool.stride))
 
 
 class _Affine(nn.Module):

@@ -1,9 +1,10 @@
 """Convolutions between codes that 8-bit kernels compute as the program does, for every sum.
 
-A kernel gives ``round(scale_c · (weight_c · codes + bias_c))`` of whole weights and a whole bias. XNNPACK rounds a
-product of float32; LiteRT's own kernels, those of microcontrollers as well, round a product of 32-bit integers, then
-once more when its lowest bits go (`twice_rounded`). A scale, a bias and a factor of the weights are searched for each
-channel, with which both find each edge between two codes. A layer that has a channel without them stays float.
+A kernel gives ``round(scale_c · (weight_c · codes + bias_c))`` of whole weights and a whole bias. XNNPACK, which runs
+LiteRT and ExecuTorch files, rounds a product of float32; LiteRT's own kernels, those of microcontrollers as well, round
+a product of 32-bit integers, then once more when its lowest bits go (`twice_rounded`). A scale, a bias and a factor of
+the weights are searched for each channel, with which both find each edge between two codes. A layer that has a channel
+without them stays float.
 """
 
 from dataclasses import replace
@@ -46,7 +47,7 @@ def _of_kernels(program: Program, levels: Levels, coder: ops.Quantize | ops.Sign
 
 
 def _searched(levels: Levels) -> Integers | None:
-    """Search near the given line, from the finest weights to coarser ones, while these find a channel's."""
+    """Search near the given line, from the finest weights to coarser ones."""
     weight = levels.weight.long()
     finest = (127 // weight.flatten(1).abs().amax(1).clamp(min=1)).clamp(max=_MOST_FINER)
     if not bool(finest.all()) or len(levels.edges) > _MOST_EDGES:
@@ -55,24 +56,31 @@ def _searched(levels: Levels) -> Integers | None:
     # A channel that is nearly constant lies far from 0: any small slope does.
     farthest = 4 * (max(map(abs, levels.ends)) + 1) * levels.bound
     for coarser in range(int(finest.max())):
-        open_before = (factor == 0).nonzero().flatten()
-        most = AROUND * int(finest[open_before].max())
-        for offset in sorted(range(-most, most + 1), key=abs):
-            at = (factor == 0).nonzero().flatten()
-            part = replace(levels, edges=levels.edges[:, at], slope=levels.slope[at], shift=levels.shift[at])
-            finer = (finest[at] - coarser).clamp(min=1)
-            k = (part.shift.clamp(-farthest, farthest) * finer).round().long() + offset
-            first, last = slopes(part, k / finer)
-            last = torch.where(last.isfinite(), last, 2 * torch.maximum(first, part.slope))  # sums reach no end
-            for between in _PARTS if bool((first < last).any()) else ():
-                tried = ((first + (last - first) * between) / finer).float().double()
-                is_met = (first < last) & (factor[at] == 0) & _has_edges(part, tried, k, finer)
-                scale[at[is_met]], bias[at[is_met]], factor[at[is_met]] = tried[is_met], k[is_met], finer[is_met]
-            if bool(factor.all()):
-                return Integers(levels.chain, weight * factor.view(-1, 1, 1, 1), scale, bias, levels.ends)
-        if int((factor == 0).sum()) == len(open_before):
-            break
+        left = (factor == 0).nonzero().flatten()
+        most = AROUND * int(finest[left].max())
+        offsets = torch.tensor(sorted(range(-most, most + 1), key=abs))
+        at, offset = left.repeat(len(offsets)), offsets.repeat_interleave(len(left))
+        finer = (finest[at] - coarser).clamp(min=1)
+        k = (levels.shift[at].clamp(-farthest, farthest) * finer).round().long() + offset
+        first, last = slopes(_channels(levels, at), k / finer)
+        last = torch.where(last.isfinite(), last, 2 * torch.maximum(first, levels.slope[at]))  # sums reach no end
+        at, finer, k, first, last = (values[first < last] for values in (at, finer, k, first, last))
+        part, places = _channels(levels, at), torch.arange(len(at))
+        for between in _PARTS:
+            tried = ((first + (last - first) * between) / finer).float().double()
+            is_met = (factor[at] == 0) & _has_edges(part, tried, k, finer)
+            found = torch.full_like(factor, len(at)).scatter_reduce(0, at[is_met], places[is_met], "amin")
+            met = found < len(at)
+            scale[met], bias[met], factor[met] = (values[found[met]] for values in (tried, k, finer))
+        if bool(factor.all()):
+            return Integers(levels.chain, weight * factor.view(-1, 1, 1, 1), scale, bias, levels.ends)
+        if int((factor == 0).sum()) == len(left) > len(factor) // 16:
+            break  # coarser weights hardly ever find so many
     return None
+
+
+def _channels(levels: Levels, at: Tensor) -> Levels:
+    return replace(levels, edges=levels.edges[:, at], slope=levels.slope[at], shift=levels.shift[at])
 
 
 def _has_edges(levels: Levels, scale: Tensor, bias: Tensor, finer: Tensor) -> Tensor:
