@@ -29,6 +29,7 @@ from qconv.program import operations as ops
 from qconv.program.edges import NotMonotone, are_edges_of, edges_of, first_floats, float_at, place_of
 from qconv.program.operations import Program, Window
 from qconv.program.plan import Plan, form_of, program_bytes
+from qconv.program.planned import run_operation
 
 resnet = partial(ResNet, 3, 10, widths=(16, 64), blocks=(1, 1), downsample="A")
 BINARY: dict[str, Any] = {"shortcut": "per_conv", "activation": nn.Hardtanh}
@@ -255,6 +256,8 @@ def test_every_operation_in_c(kinds: int, groups: int, isa: str) -> None:
             wanted = program.run(x)
             assert torch.equal(plan(x, threads), wanted)
             assert torch.equal(plan(x.contiguous(memory_format=torch.channels_last), threads), wanted)
+        x = torch.randn(2, 5, *size)
+        assert all(map(torch.equal, program.values(x, run_operation), program.values(x)))
 
 
 @pytest.mark.parametrize("name", mostly_nightly(NETWORKS, ("minmax88",)))

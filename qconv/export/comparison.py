@@ -12,6 +12,7 @@ from ..ground.table import Column, lines, wrap
 from ..inference.verify import other_decisions, tolerance
 from ..layers.copies import copied
 from ..program.operations import Clamp, Program, Quantize, Sign
+from ..program.planned import run_operation
 from .targets import TARGETS, loaded, program_of, run, settings, target_of
 
 _BATCH = 32
@@ -180,8 +181,10 @@ def _check(
 ) -> None:
     """Add a batch: the program goes on with the codes of the runtime, so each layer is compared for itself."""
     own: list[Tensor] = []
-    for number, (operation, value) in enumerate(zip(program.operations, program.values(images), strict=True)):
-        result = operation.run(*(own[place] for place in operation.inputs)) if operation.inputs else value
+    for number, (operation, value) in enumerate(
+        zip(program.operations, program.values(images, run_operation), strict=True)
+    ):
+        result = run_operation(operation, *(own[place] for place in operation.inputs)) if operation.inputs else value
         if isinstance(operation, Quantize | Sign):
             if f"{number}.codes" not in found:
                 raise ValueError(f"the file has no codes of '{operation.origin}': it is of another model")

@@ -22,7 +22,7 @@ from ..packed.weight import describe_weight
 from ..program.library import Library
 from ..program.operations import Program
 from ..program.plan import NotFused, program_bytes
-from ..program.planned import Planned
+from ..program.planned import Planned, run_operation
 from ..quantizers import Quantizer
 from ..quantizers.base import has_codes, is_plain, is_wrapped
 from .defaults import of_shipping
@@ -127,7 +127,7 @@ class FrozenModel(nn.Module):
         """Return the values of the program's operations, by number: those of a plan, or of `network`."""
         program = self.program(input)
         if self._plan(input) is not None:
-            return dict(enumerate(program.values(input)))
+            return dict(enumerate(program.values(input, run_operation)))
         return cast(Library, self.network).values(input)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:

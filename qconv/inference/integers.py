@@ -121,6 +121,8 @@ class Quantized(nn.Module):
         super().__init__()
         forwards = QConv1d.forward, QConv2d.forward, QConv3d.forward, QLinear.forward
         self.is_known = type(layer).forward in forwards and not layer.has_scale_map
+        is_conv = self.is_known and type(layer).forward is QConv2d.forward and layer.padding_mode == "zeros"
+        self.is_plain = is_conv and isinstance(layer.input_quantizer, Identity)
         self.layer = copy.deepcopy(layer)
         self.register_buffer("weight", layer.quantized_weight() if self.is_known else None)
 

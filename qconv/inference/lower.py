@@ -313,6 +313,9 @@ class _Lowering:
             return lower_layer(self.build, layer, how, x, name)
         self.build.program.layers.append(ops.LayerCall(name, x.place, None))
         quantized = Quantized(layer)
+        if quantized.is_plain and self.build.is_image(x) and len(x.shape) == 4:
+            place = self._float_layer(x, layer, quantized.weight)
+            return Value(place, self.build.stored[place])
         sample = torch.zeros(x.shape)
         try:
             scope = _Scope(quantized, sample, {}, name)
@@ -323,6 +326,14 @@ class _Lowering:
         output = self._followed(x)
         self.scope = outer
         return output
+
+    def _float_layer(self, x: Value, layer: Any, weight: Any) -> int:
+        """A convolution of floats, which needs no recording."""
+        if layer.pads_by_size:
+            self.build.fix_size()
+        sides: Any = tuple(layer.sides_for(x.shape[2:]))
+        window = Window(layer.kernel_size, layer.stride, sides, layer.dilation)
+        return self.build.floats(x.place, weight, layer.bias, window, layer.groups)
 
     # Arithmetic
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
@@ -53,7 +55,8 @@ def record(network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module]) -
             stack.callback(module.register_forward_hook(after).remove)
         drawn, before = torch.get_rng_state(), _versions(network)
         try:
-            graph = make_fx(dispatch_functionalize(network))(sample)
+            with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):  # else one for each node
+                graph = make_fx(dispatch_functionalize(network))(sample)
         except Exception as error:  # a foreign forward may raise anything
             raise NotRecorded(f"its forward can't be recorded: {str(error).strip().partition(chr(10))[0]}") from error
         if not torch.equal(drawn, torch.get_rng_state()):

@@ -392,6 +392,10 @@ def _in_turn(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
+def _defined(operation: Operation, *values: Tensor) -> Tensor:
+    return operation.run(*values)
+
+
 class LayerCall(NamedTuple):
     """A call of a quantized layer: the numbers of its input, and of the signs or codes of that; None on floats."""
 
@@ -485,11 +489,11 @@ class Program:
         return floats, others
 
     @torch.no_grad()
-    def values(self, input: Tensor) -> list[Tensor]:
-        """Return the values of all operations for images (N, C, H, W)."""
+    def values(self, input: Tensor, run: Callable[..., Tensor] = _defined) -> list[Tensor]:
+        """Return the values of all operations for images (N, C, H, W); `run` computes one from its inputs."""
         found: list[Tensor] = []
         for operation in self.operations:
-            found.append(operation.run(*(found[place] for place in operation.inputs)) if operation.inputs else input)
+            found.append(run(operation, *(found[place] for place in operation.inputs)) if operation.inputs else input)
         return found
 
     def run(self, input: Tensor) -> Any:
