@@ -571,6 +571,13 @@ def test_several_outputs(join: Any, names: list[str], tmp_path: Path) -> None:
     assert (compared.close, compared.decisions) == (0, 6)
 
 
+def test_transposed_convolutions_of_signs(tmp_path: Path) -> None:
+    input, path = torch.randn(6, 3, 6, 6), tmp_path / "model.onnx"
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ConvTranspose2d(8, 4, 4, 2, 1), nn.Conv2d(4, 2, 1)
+    model = trained(nn.Sequential(*layers), schemes.bnn(), input)
+    assert qconv.export_onnx(model, path, input).close == 6
+
+
 def test_images_of_any_size(tmp_path: Path) -> None:
     input, path = torch.randn(4, 3, 16, 16), tmp_path / "model.onnx"
     model = trained(Residual(nn.ReLU), schemes.lsq(4, 4), input)

@@ -215,8 +215,8 @@ class _Lowering:
     def _node(self, node: fx.Node) -> Any:
         target: Any = node.target
         args, kwargs = tree_map(self._of, (node.args, node.kwargs), is_leaf=_is_node)
-        if target is operator.getitem and isinstance(args[0], _Several):
-            return args[0].take(args[1])
+        if target is operator.getitem:
+            return args[0].take(args[1]) if isinstance(args[0], _Several) else args[0][args[1]]
         if isinstance(target, type):  # a named tuple
             return target(*args, **kwargs)
         name = target._schema.name.rpartition("::")[2]
