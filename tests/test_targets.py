@@ -264,7 +264,13 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
         (ValueError, "a", {"to": "tflite"}, r"to \(='tflite'\) must be one of 'program', 'litert'"),
         (TypeError, "a", {"images": images[0]}, r"images \(\(3, 16, 16\)\) must be a float tensor"),
         (FileNotFoundError, "none/a", {}, "there is no folder"),
-        (TypeError, "a", {"four_bits": True}, "four_bits"),
+        (
+            TypeError,
+            "a",
+            {"four_bits": True},
+            r"four_bits \(=True\) is no option of to='program', which has no options",
+        ),
+        (TypeError, "a", {"to": "litert", "opset": 17}, r"opset \(=17\) is no option of .*, which has only four_bits"),
     ]:
         with pytest.raises(error, match=message):
             qconv.export(model, tmp_path / path, **given | changed)

@@ -1,7 +1,9 @@
 """The targets: what writes a trained model as the file of another runtime, and what runs it there."""
 
+import inspect
 import os
 import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,6 +87,7 @@ def export(
     if to not in TARGETS:
         named = f"to (={to!r}) must be one of {', '.join(map(repr, TARGETS))}"
         raise ValueError(f"{named}; qconv.save_packed writes packed files" if to == "packed" else named)
+    _check_options(to, options)
     path, model = Path(path), loaded(model)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path (={path}): there is no folder {path.parent}")
@@ -93,7 +96,7 @@ def export(
         return None
     frozen, program = program_of(model, images)
     if to == "program":
-        content = frozen.program_bytes(images.cpu(), **options)
+        content = frozen.program_bytes(images.cpu())
         with atomic_file(path) as file:
             file.write(content)
     elif to == "pt2":
@@ -102,13 +105,25 @@ def export(
         sizes = {0: torch.export.Dim("batch")}
         if module is not frozen and program.size is None:
             sizes |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-        exported = torch.export.export(module, (two,), dynamic_shapes=(sizes,), **options)
+        exported = torch.export.export(module, (two,), dynamic_shapes=(sizes,))
         with atomic_file(path) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No complete tensor")  # of weights in channels_last, which are whole
             torch.export.save(exported, file)
     else:
         import_module(f".{to}", __package__).write(program, path, (images.shape[2], images.shape[3]), **options)
     return program
+
+
+def _check_options(to: str, options: Mapping[str, Any]) -> None:
+    """Raise a TypeError for an option that a target does not have."""
+    known: list[str] = []
+    if to == "onnx" or TARGETS[to].has_codes:
+        writer: Any = export_onnx if to == "onnx" else import_module(f".{to}", __package__).write
+        parameters = inspect.signature(writer).parameters.values()
+        known = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in options.keys() - known:
+        has = f"only {', '.join(known)}" if known else "no options"
+        raise TypeError(f"{name} (={options[name]!r}) is no option of to={to!r}, which has {has}")
 
 
 def loaded(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
