@@ -131,15 +131,22 @@ def loaded(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
     return load(model) if isinstance(model, str | os.PathLike) else model
 
 
+def check_images(images: Tensor) -> None:
+    """Raise a TypeError or a ValueError unless these are images."""
+    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+        kind = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W)")
+    if not images.numel():
+        raise ValueError(f"images (of shape {tuple(images.shape)}) must hold at least one sample")
+
+
 def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:
     """Return the frozen form of a model, which equals it on the images, and its program.
 
     Raises:
         TypeError, ValueError: as `qconv.export`.
     """
-    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-        kind = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W)")
+    check_images(images)
     images = images.detach().float().cpu()
     frozen = model if isinstance(model, FrozenModel) else freeze(inner_model(model), example=images)
     program = frozen.program(images)
@@ -170,6 +177,9 @@ def run(path: Path, images: Tensor, interpreter: str | None = None) -> dict[str,
     Returns:
         The output under ``""``; under ``"NUMBER.input"`` and ``"NUMBER.codes"``, where the runtime shows them, the
         floats that the operation of that number in the program encodes, and its codes less the code of 0.
+
+    Raises:
+        ValueError: the runtime refuses the file, or the images.
     """
     name, images = target_of(path), images.detach().float().cpu().contiguous()
     if name == "onnx":
@@ -177,9 +187,15 @@ def run(path: Path, images: Tensor, interpreter: str | None = None) -> dict[str,
     if name == "program":
         content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
         return {"": Plan(content, (images.shape[2], images.shape[3]))(images, torch.get_num_threads())}
-    if name == "pt2":
-        return {"": torch.export.load(path).module()(images)}
-    found = import_module(f".{name}", __package__).run(path, images.numpy(), *filter(None, [interpreter]))
+    try:
+        if name == "pt2":
+            return {"": torch.export.load(path).module()(images)}
+        found = import_module(f".{name}", __package__).run(path, images.numpy(), *filter(None, [interpreter]))
+    except ImportError:
+        raise
+    except Exception as error:  # of another library, which may raise anything
+        refused = f"exported file {path}: {name} can't run it on images {tuple(images.shape)}"
+        raise ValueError(f"{refused}: {str(error).strip()}") from error
     return {key: torch.from_numpy(value) for key, value in found.items()}
 
 
