@@ -280,6 +280,8 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
     ]:
         with pytest.raises(error, match=message):
             qconv.export(model, tmp_path / path, **given | changed)
+    with pytest.raises(ValueError, match="model is frozen: pass the trained one"):
+        qconv.export(build(model, images), tmp_path / "a", to="onnx", images=images)
     (tmp_path / "a.txt").write_text("")
     for name, message in (("none.xml", "there is no such file"), ("a.txt", r"it must end in \.onnx, \.pt2, \.pte,")):
         with pytest.raises(ValueError, match=message):

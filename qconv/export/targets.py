@@ -67,7 +67,8 @@ def export(
     runtime.
 
     Args:
-        model: the trained model, a frozen one, or what `qconv.load` takes: a packed file, a run, a name of the zoo.
+        model: the trained model, a frozen one (not for "onnx"), or what `qconv.load` takes: a packed file, a run, a
+            name of the zoo.
         path: of the file, with the usual suffix: OpenVINO asks for .xml.
         to: "litert", "openvino", "executorch", "qonnx", "onnx" (`qconv.export_onnx`), "program" (`qconv.save_program`)
             or "pt2" (`torch.export`).
@@ -92,6 +93,8 @@ def export(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path (={path}): there is no folder {path.parent}")
     if to == "onnx":
+        if isinstance(model, FrozenModel):
+            raise ValueError("model is frozen: pass the trained one, with which the ONNX file is compared")
         export_onnx(model, path, images, **options)
         return None
     frozen, program = program_of(model, images)
