@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import METHODS
 from onnx.reference import ReferenceEvaluator
 from settings import mostly_nightly
@@ -492,6 +493,7 @@ def test_functions(name: str) -> None:
     [
         (aten.cumsum.default, "'part': aten.cumsum.default can't be written as ONNX"),
         (nn.RReLU(), "can't be written as ONNX: use another function there"),
+        (F.softsign, "'part': softsign can't be written as ONNX: use another function there"),
         (aten.avg_pool2d.default, "'part': aten.avg_pool2d.default with these arguments can't be written"),
     ],
 )
