@@ -143,9 +143,23 @@ class InBfloat16(Base):
         return self.tail(self.block(x.float()))
 
 
+class OfSeveralResults(Base):
+    """As timm's weight standardization: a function of weights alone gives several tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.block(x)) * torch.var_mean(self.block.bn.weight + 1)[1]
+
+
 class AtRandom(Base):
     def forward(self, x: Tensor) -> Tensor:
         return self.tail(self.block(x)) + 0 * torch.rand(1) + 0 * random.random()
+
+
+class AtRandomOfLayer(AtRandom):
+    """Its layers are frozen one by one, but for the last, of which it reads more than the output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.tail.weight.device)) / self.tail.in_channels
 
 
 def test_a_decorated_forward_is_the_one_that_is_traced() -> None:
@@ -162,13 +176,19 @@ def test_a_decorated_forward_is_the_one_that_is_traced() -> None:
 KINDS = [Optional, Keywords, OfType, OfWeightType, OfWeight, OfQuantizer, OfShape, Flattened, FlattenedByModule]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, Keeping, InBfloat16, AtRandom], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [*KINDS, Keeping, InBfloat16, OfSeveralResults, AtRandom, AtRandomOfLayer],
+    ids=lambda kind: kind.__name__,
+)
 def test_forwards_of_every_kind(kind: type[nn.Module]) -> None:
     x = torch.randn(2, 8, 6, 6)
     model = trained(kind(), LSQ, x)
     frozen = freeze(model) if kind in (Optional, Flattened) else build(model, x)
     torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
-    assert frozen.untraced == ("its forward draws random numbers" if kind is AtRandom else "")
+    assert frozen.untraced == ("its forward draws random numbers" if issubclass(kind, AtRandom) else "")
+    floats = [told for told in frozen.layers if told.arithmetic == "float"]
+    assert [told.name for told in floats] == (["tail"] if kind is AtRandomOfLayer else [])
 
 
 class Python(Base):

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import METHODS
 from onnx.reference import ReferenceEvaluator
 from settings import mostly_nightly
@@ -492,6 +493,7 @@ def test_functions(name: str) -> None:
     [
         (aten.cumsum.default, "'part': aten.cumsum.default can't be written as ONNX"),
         (nn.RReLU(), "can't be written as ONNX: use another function there"),
+        (F.softsign, "'part': softsign can't be written as ONNX: use another function there"),
         (aten.avg_pool2d.default, "'part': aten.avg_pool2d.default with these arguments can't be written"),
     ],
 )
@@ -569,6 +571,13 @@ def test_several_outputs(join: Any, names: list[str], tmp_path: Path) -> None:
     mask.bias.data[0] += 100  # a planted error
     compared = compare_onnx(model, path, input)
     assert (compared.close, compared.decisions) == (0, 6)
+
+
+def test_transposed_convolutions_of_signs(tmp_path: Path) -> None:
+    input, path = torch.randn(6, 3, 6, 6), tmp_path / "model.onnx"
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ConvTranspose2d(8, 4, 4, 2, 1), nn.Conv2d(4, 2, 1)
+    model = trained(nn.Sequential(*layers), schemes.bnn(), input)
+    assert qconv.export_onnx(model, path, input).close == 6
 
 
 def test_images_of_any_size(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import qconv
+from qconv import schemes
 from qconv.inference import FrozenModel, freeze
 from qconv.inference.build import build
 from qconv.kernels.native import kernels
@@ -84,6 +85,21 @@ def test_a_network_that_is_bound_to_one_size() -> None:
     assert torch.equal(module(images[:3]), wanted[:3])
     with pytest.raises(ValueError, match="the program is for images of 8 x 8"):
         run_program(*operator_arguments(frozen, images)[:1], torch.randn(1, 3, 9, 9), [5])
+
+
+def test_a_network_of_which_half_an_image_is_too_small() -> None:
+    torch._dynamo.reset()
+    images = torch.randn(4, 3, 12, 12)
+    model = trained(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 2, 3)), schemes.bwn(), images)
+    frozen = build(model, images)
+    assert frozen.program(images).size is None
+    compiled: Any = torch.compile(frozen, backend="eager", dynamic=True)
+    for size in ((12, 12), (7, 30), (20, 9)):
+        images = torch.randn(2, 3, *size)
+        assert torch.equal(compiled(images), frozen(images))
+        torch.testing.assert_close(frozen(images), model(images))
+    with pytest.raises(RuntimeError, match="images are too small for a window of the program"):
+        compiled(images[..., :6])
 
 
 @pytest.mark.nightly
@@ -255,10 +271,11 @@ for images, wanted in zip(*torch.load("images.pt")):
     assert torch.equal(program.module()(images.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)), wanted)
 assert "qconv" not in sys.modules or "qconv" in sys.argv[2]
 content, images = program.state_dict["content"], images
-for changed in ((content[:-9], images), (content[:9], images), (content.float(), images), (content, images[0]),
-                (content, images.double()), (content, images[:, :2])):
+for changed in ((content[:-9], images, [10]), (content[:9], images, [10]), (content.float(), images, [10]),
+                (content, images[0], [10]), (content, images.double(), [10]), (content, images[:, :2], [10]),
+                *((content, images, shape) for shape in ([11], [], [10, 0, 1], [10, 0, 1, 0, 1], [10, 0, 0, 0, 0]))):
     try:
-        torch.ops.qconv.run_program(*changed, [10])
+        torch.ops.qconv.run_program(*changed)
     except RuntimeError as error:
         print(str(error).partition("\\n")[0])
 """
@@ -275,6 +292,7 @@ for changed in ((content[:-9], images), (content[:9], images), (content.float(),
                 r"run_program: program must be bytes, of one dimension",
                 *[r"run_program: images must be float32 \(N, C, H, W\)"] * 2,
                 r"run_program: images have 2 channels; the program takes 3",
+                *[r"run_program: shape does not give the program's output, of 10 x 1 x 1"] * 5,
             ],
             strict=True,
         ):

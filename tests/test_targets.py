@@ -23,7 +23,7 @@ from qconv import schemes
 from qconv.cli.export import OTHERS
 from qconv.cli.verify import INTERPRETERS
 from qconv.export.requantization import requantized
-from qconv.export.targets import TARGETS
+from qconv.export.targets import TARGETS, run
 from qconv.inference.build import build
 from qconv.methods.lsq import LSQInput
 from qconv.program import operations as ops
@@ -265,11 +265,25 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
     for error, path, changed, message in [
         (ValueError, "a", {"to": "tflite"}, r"to \(='tflite'\) must be one of 'program', 'litert'"),
         (TypeError, "a", {"images": images[0]}, r"images \(\(3, 16, 16\)\) must be a float tensor"),
+        (
+            ValueError,
+            "a",
+            {"images": images[:0]},
+            r"images \(of shape \(0, 3, 16, 16\)\) must hold at least one sample",
+        ),
         (FileNotFoundError, "none/a", {}, "there is no folder"),
-        (TypeError, "a", {"four_bits": True}, "four_bits"),
+        (
+            TypeError,
+            "a",
+            {"four_bits": True},
+            r"four_bits \(=True\) is no option of to='program', which has no options",
+        ),
+        (TypeError, "a", {"to": "litert", "opset": 17}, r"opset \(=17\) is no option of .*, which has only four_bits"),
     ]:
         with pytest.raises(error, match=message):
             qconv.export(model, tmp_path / path, **given | changed)
+    with pytest.raises(ValueError, match="model is frozen: pass the trained one"):
+        qconv.export(build(model, images), tmp_path / "a", to="onnx", images=images)
     (tmp_path / "a.txt").write_text("")
     for name, message in (("none.xml", "there is no such file"), ("a.txt", r"it must end in \.onnx, \.pt2, \.pte,")):
         with pytest.raises(ValueError, match=message):
@@ -452,19 +466,27 @@ def test_openvino_needs_its_package_and_an_xml_file(monkeypatch: pytest.MonkeyPa
 @pytest.mark.nightly
 def test_executorch_names_the_file_that_it_cannot_run(tmp_path: Path) -> None:
     pytest.importorskip("executorch")
-    from qconv.export.executorch import run, write
+    from qconv.export.executorch import write
 
     program, path = Program(1), tmp_path / "model.pte"
     program.outputs = (program.add(ops.Clamp(inputs=(0,), channels=1, low=1.0, high=1.0)),)
     write(program, path, (4, 4))
-    assert np.array_equal(run(path, np.zeros((2, 1, 4, 4), np.float32))[""], np.ones((2, 1, 4, 4)))
-    with pytest.raises(ValueError, match=r"model\.pte: takes images of \(1, 4, 4\), not \(1, 5, 4\)"):
-        run(path, np.zeros((2, 1, 5, 4), np.float32))
+    assert torch.equal(run(path, torch.zeros(2, 1, 4, 4))[""], torch.ones(2, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"model\.pte: .*: it takes images of \(1, 4, 4\), not \(1, 5, 4\)"):
+        run(path, torch.zeros(2, 1, 5, 4))
     erfinv: Any = torch.ops.aten.erfinv.default
     program.outputs = (program.add(ops.Function(inputs=(0,), channels=1, function=erfinv)),)
     write(program, tmp_path / "other.pte", (4, 4))
-    with pytest.raises(ValueError, match=r"other\.pte: ExecuTorch can't load it"):
-        run(tmp_path / "other.pte", np.zeros((2, 1, 4, 4), np.float32))
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"model\.pte: ExecuTorch can't load it"):
-        run(path, np.zeros((2, 1, 4, 4), np.float32))
+    with pytest.raises(
+        ValueError, match=r"other\.pte: executorch can't run it on images \(2, 1, 4, 4\): Failed to load"
+    ):
+        run(tmp_path / "other.pte", torch.zeros(2, 1, 4, 4))
+
+
+@pytest.mark.parametrize("target", [*EACH, "pt2"])
+def test_a_damaged_file_is_named(target: str, tmp_path: Path) -> None:
+    path = tmp_path / f"model{TARGETS[target].suffix}"
+    path.write_bytes(TARGETS[target].mark + b"no file of a runtime")
+    pytest.importorskip("torch" if target == "pt2" else PACKAGES.get(target, target))
+    with pytest.raises(ValueError, match=rf"model\{path.suffix}: {target} can't run it on images \(2, 1, 4, 4\): .+"):
+        run(path, torch.zeros(2, 1, 4, 4))

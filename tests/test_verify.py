@@ -190,6 +190,42 @@ def test_outputs_that_are_no_floats() -> None:
     assert freeze(model, example=input)(input).dtype == torch.bool
 
 
+class Returns(nn.Sequential):
+    """Returns more than a tensor."""
+
+    more: Any = None
+
+    def forward(self, input: Tensor) -> Any:
+        return {"output": super().forward(input), "more": self.more}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [(None, r"NoneType at \['more'\] of its dict"), ([3.0], r"float at \['more'\]\[0\] of its dict")]
+)
+def test_outputs_that_are_no_tensors(more: Any, words: str) -> None:
+    input = torch.randn(4, 3, 8, 8)
+    model: Any = trained(Returns(nn.Conv2d(3, 8, 3)), schemes.lsq(4, 4), input, skip=())
+    model.more = more
+    with pytest.raises(TypeError, match=f"model returns {words}; it must return tensors"):
+        freeze(model, example=input)
+
+
+class Recurrent(nn.Module):
+    """A layer before one that refuses inputs of another dtype than its weights'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv, self.rnn = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.GRU(8, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.rnn(self.conv(self.stem(input)).mean(2).permute(2, 0, 1))[0][-1]
+
+
+def test_recurrent_layers() -> None:
+    input = torch.randn(2, 3, 8, 8)
+    freeze(trained(Recurrent(), schemes.lsq(4, 4), input, skip=()), example=input)  # which verifies it
+
+
 class InPlace(nn.Module):
     """Changes what its layers were given, and what they gave."""
 

@@ -35,7 +35,7 @@ class Crowded(NamedTuple):
         """The share, why it is so high, and the remedy."""
         said = (
             f"{self.share:.1%} of the inputs, which lie from {self.low:.3g} to {self.high:.3g}, became "
-            f"{self.level:.3g} in {type(quantizer).__name__}: hardly any information passes. "
+            f"{self.level + 0.0:.3g} in {type(quantizer).__name__}: hardly any information passes. "
         )
         if quantizer.splits_at_zero and (self.low >= 0 or self.high < 0):
             return said + (

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .. import layers
 from ..ground.table import Column, cost_text, lines, most_costly, name_of_repeats, repeats
@@ -217,8 +218,11 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         if becomes is None:
             twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
             advice = f", see subclasses={{{kind.__name__}: qconv.{quantized[twin].__name__}}}"
-            is_torch = kind.__module__.startswith("torch.")  # lazy, or never called
-            return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}{'' if is_torch else advice}")
+            if isinstance(layer, LazyModuleMixin):
+                advice = ", whose weight has no shape yet: run the model once before"
+            elif kind.__module__.startswith("torch."):  # never called
+                advice = ""
+            return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}{advice}")
         chosen, reason, grad = scheme, "", asked.grad_quantizer
         if (pattern := first_match(override_patterns, at)) is not None:
             chosen = overrides[pattern]

@@ -13,7 +13,7 @@ from ..inference.verify import other_decisions, tolerance
 from ..layers.copies import copied
 from ..program.operations import Clamp, Program, Quantize, Sign
 from ..program.planned import run_operation
-from .targets import TARGETS, loaded, program_of, run, settings, target_of
+from .targets import TARGETS, check_images, loaded, program_of, run, settings, target_of
 
 _BATCH = 32
 _HEADS = "layer", "codes", "own ≠", "drift", "floats ≠"
@@ -138,9 +138,11 @@ def verify_export(
 
     Raises:
         ImportError: the runtime is missing; it names the extra that installs it.
-        ValueError: the file is missing, of no target, or of another model; its target does not have the interpreter,
-            or the interpreter refuses it.
+        TypeError: `images` is not a float tensor (N, C, H, W).
+        ValueError: the file is missing, damaged, of no target, or of another model; it takes no such images; its target
+            does not have the interpreter, or the interpreter refuses it.
     """
+    check_images(images)
     path, model = Path(path), loaded(model)
     target = target_of(path)
     interpreters = TARGETS[target].interpreters

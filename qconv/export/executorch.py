@@ -70,16 +70,13 @@ def run(path: Path, images: Any) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # of its Python runtime, which it calls experimental
         with needed("running an ExecuTorch file"):
             from executorch.runtime import Runtime
-        try:
-            program: Any = Runtime.get().load_program(content)
-            numbers, forward, codes = map(program.load_method, (_NUMBERS, "forward", _CODES))
-        except RuntimeError as error:
-            raise ValueError(f"exported file {path}: ExecuTorch can't load it: {error}") from error
+        program: Any = Runtime.get().load_program(content)
+        numbers, forward, codes = map(program.load_method, (_NUMBERS, "forward", _CODES))
         for number, has_floats in numbers.execute([])[0].tolist():
             names += [f"{number}.input"] * has_floats + [f"{number}.codes"]
         wanted = tuple(forward.metadata.input_tensor_meta(0).sizes()[1:])
         if wanted != images.shape[1:]:
-            raise ValueError(f"exported file {path}: takes images of {wanted}, not {images.shape[1:]}")
+            raise ValueError(f"it takes images of {wanted}, not {images.shape[1:]}")
         (output,), (_, *inner) = _outputs(forward, images), _outputs(codes, images)
     return dict(zip(names, [output, *inner], strict=True))
 

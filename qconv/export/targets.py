@@ -1,7 +1,9 @@
 """The targets: what writes a trained model as the file of another runtime, and what runs it there."""
 
+import inspect
 import os
 import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,7 +67,8 @@ def export(
     runtime.
 
     Args:
-        model: the trained model, a frozen one, or what `qconv.load` takes: a packed file, a run, a name of the zoo.
+        model: the trained model, a frozen one (not for "onnx"), or what `qconv.load` takes: a packed file, a run, a
+            name of the zoo.
         path: of the file, with the usual suffix: OpenVINO asks for .xml.
         to: "litert", "openvino", "executorch", "qonnx", "onnx" (`qconv.export_onnx`), "program" (`qconv.save_program`)
             or "pt2" (`torch.export`).
@@ -85,15 +88,18 @@ def export(
     if to not in TARGETS:
         named = f"to (={to!r}) must be one of {', '.join(map(repr, TARGETS))}"
         raise ValueError(f"{named}; qconv.save_packed writes packed files" if to == "packed" else named)
+    _check_options(to, options)
     path, model = Path(path), loaded(model)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path (={path}): there is no folder {path.parent}")
     if to == "onnx":
+        if isinstance(model, FrozenModel):
+            raise ValueError("model is frozen: pass the trained one, with which the ONNX file is compared")
         export_onnx(model, path, images, **options)
         return None
     frozen, program = program_of(model, images)
     if to == "program":
-        content = frozen.program_bytes(images.cpu(), **options)
+        content = frozen.program_bytes(images.cpu())
         with atomic_file(path) as file:
             file.write(content)
     elif to == "pt2":
@@ -102,7 +108,7 @@ def export(
         sizes = {0: torch.export.Dim("batch")}
         if module is not frozen and program.size is None:
             sizes |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-        exported = torch.export.export(module, (two,), dynamic_shapes=(sizes,), **options)
+        exported = torch.export.export(module, (two,), dynamic_shapes=(sizes,))
         with atomic_file(path) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No complete tensor")  # of weights in channels_last, which are whole
             torch.export.save(exported, file)
@@ -111,9 +117,30 @@ def export(
     return program
 
 
+def _check_options(to: str, options: Mapping[str, Any]) -> None:
+    """Raise a TypeError for an option that a target does not have."""
+    known: list[str] = []
+    if to == "onnx" or TARGETS[to].has_codes:
+        writer: Any = export_onnx if to == "onnx" else import_module(f".{to}", __package__).write
+        parameters = inspect.signature(writer).parameters.values()
+        known = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in options.keys() - known:
+        has = f"only {', '.join(known)}" if known else "no options"
+        raise TypeError(f"{name} (={options[name]!r}) is no option of to={to!r}, which has {has}")
+
+
 def loaded(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
     """Return a model, or what `qconv.load` reads."""
     return load(model) if isinstance(model, str | os.PathLike) else model
+
+
+def check_images(images: Tensor) -> None:
+    """Raise a TypeError or a ValueError unless these are images."""
+    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+        kind = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W)")
+    if not images.numel():
+        raise ValueError(f"images (of shape {tuple(images.shape)}) must hold at least one sample")
 
 
 def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:
@@ -122,9 +149,7 @@ def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:
     Raises:
         TypeError, ValueError: as `qconv.export`.
     """
-    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-        kind = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W)")
+    check_images(images)
     images = images.detach().float().cpu()
     frozen = model if isinstance(model, FrozenModel) else freeze(inner_model(model), example=images)
     program = frozen.program(images)
@@ -155,6 +180,9 @@ def run(path: Path, images: Tensor, interpreter: str | None = None) -> dict[str,
     Returns:
         The output under ``""``; under ``"NUMBER.input"`` and ``"NUMBER.codes"``, where the runtime shows them, the
         floats that the operation of that number in the program encodes, and its codes less the code of 0.
+
+    Raises:
+        ValueError: the runtime refuses the file, or the images.
     """
     name, images = target_of(path), images.detach().float().cpu().contiguous()
     if name == "onnx":
@@ -162,9 +190,15 @@ def run(path: Path, images: Tensor, interpreter: str | None = None) -> dict[str,
     if name == "program":
         content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
         return {"": Plan(content, (images.shape[2], images.shape[3]))(images, torch.get_num_threads())}
-    if name == "pt2":
-        return {"": torch.export.load(path).module()(images)}
-    found = import_module(f".{name}", __package__).run(path, images.numpy(), *filter(None, [interpreter]))
+    try:
+        if name == "pt2":
+            return {"": torch.export.load(path).module()(images)}
+        found = import_module(f".{name}", __package__).run(path, images.numpy(), *filter(None, [interpreter]))
+    except ImportError:
+        raise
+    except Exception as error:  # of another library, which may raise anything
+        refused = f"exported file {path}: {name} can't run it on images {tuple(images.shape)}"
+        raise ValueError(f"{refused}: {str(error).strip()}") from error
     return {key: torch.from_numpy(value) for key, value in found.items()}
 
 

@@ -164,7 +164,9 @@ class FrozenModel(nn.Module):
         except NotRecorded as reason:
             takes(self._trained[0], sample)  # which raises the network's own error, if there is one
             self.untraced = self.unplanned = str(reason)
-            self.network = _in_parts(self._trained[0], self.nan).to(self._device)
+            network, kept = _in_parts(self._trained[0], sample, self.nan)
+            self.network = network.to(self._device)
+            self.layers = tuple(kept.get(told.name, told) for told in self.layers)
             self._program, self._planned = None, None
         else:
             self._sample = torch.empty_like(sample, device="meta")
@@ -224,18 +226,40 @@ def _fits(program: Program, sample: Tensor, input: Tensor) -> bool:
     return kinds[0] == kinds[1] and program.size in (None, tuple(input.shape[2:]))
 
 
-def _in_parts(trained: nn.Module, nan: Literal["pass", "refuse"]) -> nn.Module:
-    """Return a copy of a network whose forward stays Python, with each layer on integers frozen by itself."""
+def _in_parts(
+    trained: nn.Module, sample: Tensor, nan: Literal["pass", "refuse"]
+) -> tuple[nn.Module, dict[str, Frozen]]:
+    """Return a copy of a network whose forward stays Python, with each layer on integers frozen by itself.
+
+    Layers of which the forward reads more than the output, such as a weight, stay floats; these are returned by name.
+    """
     network = copy.deepcopy(trained)
     if isinstance(network, nn.Sequential) and len(network) == 1 and isinstance(network[0], QuantizedLayer):
-        return network  # a part itself, of which nothing is recorded, as under autocast
-    made: dict[nn.Module, nn.Module] = {}
+        return network, {}  # a part itself, of which nothing is recorded, as under autocast
+    told: dict[nn.Module, Frozen] = {}
+    places: dict[str, nn.Module] = {}
     for name, module in list(network.named_modules(remove_duplicate=False)):
-        if isinstance(module, QuantizedLayer) and (told := _told(name, module)).arithmetic != "float":
-            if module not in made:
-                made[module] = FrozenModel(nn.Sequential(module), (told,), nan).eval()
-            network.set_submodule(name, made[module])
-    return network
+        if isinstance(module, QuantizedLayer) and told.setdefault(module, _told(name, module)).arithmetic != "float":
+            places[name] = module
+    hidden = {module: nn.Sequential(module) for module in places.values()}  # without the attributes of a layer
+    kept: dict[str, Frozen] = {}
+    while True:
+        for name, module in places.items():
+            network.set_submodule(name, hidden.get(module, module))
+        try:
+            takes(network, sample)
+            break
+        except AttributeError as error:
+            (module,) = {module for module, alone in hidden.items() if alone is error.obj} or {None}
+            if module is None:
+                raise
+            del hidden[module]
+            name = told[module].name
+            kept[name] = Frozen(name, "float", f"the network reads its '{error.name}', and its forward stays Python")
+    made = {module: FrozenModel(alone, (told[module],), nan).eval() for module, alone in hidden.items()}
+    for name, module in places.items():
+        network.set_submodule(name, made.get(module, module))
+    return network, kept
 
 
 def _told(name: str, layer: QuantizedLayer) -> Frozen:

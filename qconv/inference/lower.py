@@ -31,7 +31,7 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
     """Return the program of a trained network.
 
     What has no operation of its own becomes a `Function`. Whether the program holds for images of any size is tried at
-    two other sizes; else `Program.size` is that of the sample.
+    larger sizes, and at half of the sample's if the network takes it; else `Program.size` is that of the sample.
 
     Args:
         network: in evaluation.
@@ -53,14 +53,13 @@ def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor) -> boo
     if sample.ndim != 4:
         return sample.ndim < 3
     height, width = sample.shape[2:]
-    for size in (
-        (1 + _flipped(height - 1), 1 + _flipped(width - 1)),
-        (_flipped(height), _flipped(width)),
-        (height // 2, width // 2),
-    ):
+    half = height // 2, width // 2
+    for size in ((1 + _flipped(height - 1), 1 + _flipped(width - 1)), (_flipped(height), _flipped(width)), half):
         try:
             other = _Lowering(network, F.interpolate(sample[:1], size)).run()
         except Exception:  # noqa: BLE001  # a network may take one size only, and raise anything
+            if size == half:  # which is too small for a window
+                continue
             return False
         pairs = list(zip(program.operations, other.operations, strict=False))
         is_equal = len(pairs) == len(program.operations) == len(other.operations)
@@ -215,8 +214,8 @@ class _Lowering:
     def _node(self, node: fx.Node) -> Any:
         target: Any = node.target
         args, kwargs = tree_map(self._of, (node.args, node.kwargs), is_leaf=_is_node)
-        if target is operator.getitem and isinstance(args[0], _Several):
-            return args[0].take(args[1])
+        if target is operator.getitem:
+            return args[0].take(args[1]) if isinstance(args[0], _Several) else args[0][args[1]]
         if isinstance(target, type):  # a named tuple
             return target(*args, **kwargs)
         name = target._schema.name.rpartition("::")[2]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from ..convert import to_float
 from ..ground.table import Column, least_width, lines, wrap
@@ -254,8 +254,12 @@ def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> V
 def leaves(output: Any) -> list[Tensor]:
     """Return the tensors of an output."""
     leaves = tree_leaves(output)
-    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
-        raise TypeError(f"model returns {type(output).__name__}; it must return tensors")
+    for path, leaf in tree_flatten_with_path(output)[0]:
+        if not isinstance(leaf, Tensor):
+            where = f" at {keystr(path)} of its {type(output).__name__}" if path else ""
+            raise TypeError(f"model returns {type(leaf).__name__}{where}; it must return tensors")
+    if not leaves:
+        raise TypeError(f"model returns an empty {type(output).__name__}; it must return tensors")
     return leaves
 
 
@@ -317,6 +321,9 @@ class _Follower:
         left: dict[str, list[Own]] = {}
         for dtype in (torch.float64, torch.float32):
             left = {name: list(each) for name, each in own.items()}
+            for module in self.network.modules():
+                if isinstance(module, nn.RNNBase):  # which refuses inputs of another dtype than its weights
+                    module.to(dtype)
             seen: list[tuple[str, Tensor, Own | None]] = []
             mode = _InFloat64() if dtype == torch.float64 else nullcontext()
             with _guided(self.network, self.layers, left, seen), mode:

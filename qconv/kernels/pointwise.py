@@ -31,7 +31,7 @@ def sign(input: Tensor) -> Tensor:
     """
     positive_zero = input + 0.0
     one = torch.ones((), dtype=input.dtype, device="cpu" if input.is_cuda else input.device)  # sent with the call
-    return torch.copysign(one, positive_zero, out=positive_zero)
+    return torch.copysign(one, positive_zero)
 
 
 def pass_between(grad: Tensor, input: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -82,7 +82,8 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
         name = row(call) if callable(row) else call(row, *call.args[: 2 if row in _OF_TWO else 1])
     if name is None:
         of_opset = f" of opset {graph.form.opset}" if row else ""
-        what = f"{target} with these arguments" if row else str(target) if is_aten else type(target).__name__
+        what = str(target) if is_aten else getattr(target, "__name__", type(target).__name__)
+        what += " with these arguments" if row else ""
         raise ValueError(f"'{function.origin}': {what} can't be written as ONNX{of_opset}: use another function there")
     return name
 

@@ -124,11 +124,14 @@ def output_shape(images: Tensor, shape: Any) -> tuple[int, ...]:
 if not hasattr(torch.ops.qconv, "run_program"):  # else `csrc/torch_operator.cpp` is loaded, for the CPU
     LIBRARY.define("run_program(Tensor program, Tensor images, int[] shape) -> Tensor")
 LIBRARY.impl("run_program", run_program, "CompositeExplicitAutograd")
-torch.library.register_fake(
-    "qconv::run_program",
-    lambda program, images, shape: images.new_empty(output_shape(images, shape)),
-    lib=LIBRARY,
-)
+
+
+@torch.library.register_fake("qconv::run_program", lib=LIBRARY)
+def _(program: Tensor, images: Tensor, shape: list[int]) -> Tensor:
+    size = output_shape(images, shape)
+    for length in size[2:]:
+        torch._check(length > 0, lambda: "images are too small for a window of the program")
+    return images.new_empty(size)
 
 
 class Planned(nn.Module):
