@@ -160,6 +160,7 @@ def test_a_forward_that_looks_at_the_size_of_its_input() -> None:
         lambda: qconv.QConv2d(6, 8, (2, 3), padding="same", groups=2, scheme=schemes.lsq(4, 4)),
         lambda: qconv.QConv2d(6, 8, 3, padding=2, padding_mode="reflect", scheme=schemes.bireal()),
         lambda: qconv.QConv2d(6, 8, 3, padding=1, padding_mode="circular", scheme=schemes.dorefa(3, 3)),
+        lambda: qconv.QConv2d(6, 8, 3, padding=(1, 2), padding_mode="replicate", scheme=schemes.bwn()),
         lambda: qconv.QConv2d(6, 8, 3, padding=1, scheme=schemes.xnor(padding_value=-1)),
         lambda: qconv.QConv2d(6, 8, 3, stride=2, padding=(1, 2), groups=2, scheme=schemes.xnor(scale_map=True)),
         lambda: qconv.QConv2d(6, 8, 3, padding="same", bias=False, scheme=schemes.xnor(scale_map=True)),

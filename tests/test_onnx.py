@@ -18,7 +18,7 @@ from settings import mostly_nightly
 from torch import Tensor, nn
 
 import qconv
-from qconv import schemes
+from qconv import Scheme, schemes
 from qconv.inference import FrozenModel
 from qconv.inference.build import build
 from qconv.inference.verify import leaves
@@ -427,6 +427,13 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cat": (aten.cat.default, [X, X], 1),
     "expand": (aten.expand.default, HALF.view(1, 6, 1), [Images(1), -1, 8]),
     "shuffle": (aten.pixel_shuffle.default, aten.cat, 2),
+    "unshuffle": (aten.pixel_unshuffle.default, X, 2),
+    "stack": (aten.stack.default, [X, X], 2),
+    "roll": (aten.roll.default, X, [2, -3], [2, -1]),
+    "repeat": (aten.repeat.default, X, [1, 2, 1, 3]),
+    "threshold": (aten.threshold.default, X, 0.25, -2.0),
+    "norm": (aten.linalg_vector_norm.default, X, 2, [1], True),
+    "argmax": (aten.argmax.default, X, 1),
     "nearest": (aten.upsample_nearest2d.vec, X, None, [2.0, 3.0]),
     "nearest of a size": (aten.upsample_nearest2d.default, X, [12, 20]),
     "bilinear": (aten.upsample_bilinear2d.vec, X, None, False, [2.0, 2.0]),
@@ -434,10 +441,12 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pad": (aten.constant_pad_nd.default, X, [1, 2, 0, 1], 0.5),
     "reflect": (aten.reflection_pad2d.default, X, [1, 2, 0, 1]),
     "replicate": (aten.replication_pad2d.default, X, [1, 2, 0, 1]),
+    **{f"pad {mode}": (aten.pad.default, X, [1, 2, 0, 3], mode) for mode in ("reflect", "replicate", "circular")},
     "average": (aten.avg_pool2d.default, X, [3, 3], [2, 2], [1, 1], True, False),
     "average with padding": (aten.avg_pool2d.default, X, [2], [], [1]),
     "largest": (aten.max_pool2d_with_indices.default, X, [3, 3], [2, 2], [1, 1], [1, 1], True, {"result": 0}),
     "adaptive": (aten._adaptive_avg_pool2d.default, X, [3, 4]),
+    "adaptive largest": (aten.adaptive_max_pool2d.default, X, [1, 1], {"result": 0}),
     "mean": (aten.mean.dim, X, [-1, -2], True),
     "amax": (aten.amax.default, X, [2, 3]),
     "matmul": (aten.matmul.default, X, torch.randn(8, 5, generator=torch.Generator().manual_seed(0))),
@@ -486,6 +495,16 @@ def test_functions(name: str) -> None:
         onnx.checker.check_model(model, full_check=True)
         (got,) = load(model.SerializeToString(), 1, optimized=opset == 25).run(None, {"input": input.numpy()})
         torch.testing.assert_close(torch.from_numpy(got), program.run(input).float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+@pytest.mark.parametrize("scheme", [schemes.bwn(), schemes.lsq(4, 4), schemes.adabin()], ids=lambda scheme: scheme.name)
+def test_padding_modes(scheme: Scheme, mode: Any, tmp_path: Path) -> None:
+    layer = qconv.QConv2d(4, 6, (3, 2), stride=2, padding=(1, 2), padding_mode=mode, scheme=scheme)
+    model, x = nn.Sequential(layer, nn.ReLU()), torch.randn(3, 4, 9, 8)
+    model(x).sum().backward()
+    qconv.export_onnx(model.eval(), tmp_path / "model.onnx", x)
+    torch.testing.assert_close(OnnxModel(tmp_path / "model.onnx")(x), model(x))
 
 
 @pytest.mark.parametrize(

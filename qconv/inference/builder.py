@@ -115,6 +115,13 @@ class Builder:
             return self.affine(place, scale, bias)
         return self.affine(operation.inputs[0], exact[0] * scale, exact[1] * scale + bias)
 
+    def padded(self, place: int, sides: Any, **how: Any) -> int:
+        """Append torch's padding, by a `mode` or a `value`; `sides` are left, right, top, bottom."""
+        size: Any = self.stored[place][2:]
+        shape = *self.stored[place][:2], *Window(padding=sides).size(size)
+        arguments = ops.Given(0), list(sides)
+        return self.call(torch.ops.aten.pad.default, shape, place, arguments=arguments, named=how)
+
     def floats(self, place: int, weight: Tensor, bias: Tensor | None, window: Window, groups: int) -> int:
         """Append a convolution of floats by a weight (C_out, C / groups, kh, kw)."""
         weight = weight.detach().contiguous().clone()

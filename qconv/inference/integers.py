@@ -121,7 +121,7 @@ class Quantized(nn.Module):
         super().__init__()
         forwards = QConv1d.forward, QConv2d.forward, QConv3d.forward, QLinear.forward
         self.is_known = type(layer).forward in forwards and not layer.has_scale_map
-        is_conv = self.is_known and type(layer).forward is QConv2d.forward and layer.padding_mode == "zeros"
+        is_conv = self.is_known and type(layer).forward is QConv2d.forward
         self.is_plain = is_conv and isinstance(layer.input_quantizer, Identity)
         self.layer = copy.deepcopy(layer)
         self.register_buffer("weight", layer.quantized_weight() if self.is_known else None)
@@ -294,11 +294,8 @@ class _Layer:
             place = build.reshaped(place, (1, *x.shape))
         border = layer.border_value if self.how.kind != "binary" else 0
         if layer.padding_mode != "zeros" or border:  # a large number gets the code of the border
-            named = {"mode": layer.padding_mode} if layer.padding_mode != "zeros" else {"value": border * 1e30}
-            size = Window(padding=sides).size(build.stored[place][2:])  # pyright: ignore
-            shape = (*build.stored[place][:2], *size)
-            place = build.call(F.pad, shape, place, arguments=(ops.Given(0), list(sides)), named=named)
-            sides = (0, 0, 0, 0)
+            how = {"mode": layer.padding_mode} if layer.padding_mode != "zeros" else {"value": border * 1e30}
+            place, sides = build.padded(place, sides, **how), (0, 0, 0, 0)
         return place, self.how.weight, self._window(sides)
 
     def _of_rows(self, x: Value) -> tuple[int, Tensor, Window]:

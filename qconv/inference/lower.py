@@ -330,9 +330,11 @@ class _Lowering:
         """A convolution of floats, which needs no recording."""
         if layer.pads_by_size:
             self.build.fix_size()
-        sides: Any = tuple(layer.sides_for(x.shape[2:]))
+        place, sides = x.place, tuple(layer.sides_for(x.shape[2:]))
+        if layer.padding_mode != "zeros":
+            place, sides = self.build.padded(place, sides, mode=layer.padding_mode), (0, 0, 0, 0)
         window = Window(layer.kernel_size, layer.stride, sides, layer.dilation)
-        return self.build.floats(x.place, weight, layer.bias, window, layer.groups)
+        return self.build.floats(place, weight, layer.bias, window, layer.groups)
 
     # Arithmetic
 

@@ -176,6 +176,37 @@ def _split(c: _Call) -> str:
     return c("Slice", c.x, [start], [start + sizes[c.result]], [c.dim])
 
 
+_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}  # of torch's padding
+
+
+def _circular(c: _Call) -> str:
+    """Pad each of the last dimensions by its other end."""
+    name, sides = c.x, c.args[1]
+    for place in range(len(sides) // 2):
+        dim, (before, after) = c.rank - 1 - place, sides[2 * place : 2 * place + 2]
+        first = [c("Slice", name, [-before], [2**62], [dim])] if before else []
+        last = [c("Slice", name, [0], [after], [dim])] if after else []
+        name = c("Concat", *first, name, *last, axis=dim)
+    return name
+
+
+def _rolled(c: _Call) -> str | None:
+    name, dims = c.x, c.dims(c.args[2])
+    if not dims:  # of all pixels in a row
+        return None
+    for shift, dim in zip(c.shifts, dims, strict=True):
+        at = [-shift % c.shape[dim]]
+        name = c("Concat", c("Slice", name, at, [2**62], [dim]), c("Slice", name, [0], at, [dim]), axis=dim)
+    return name
+
+
+def _unshuffled(c: _Call) -> str:
+    """ONNX puts the places in a block first, torch the channels."""
+    each, channels = c.args[1] ** 2, c.shape[1]
+    order = torch.arange(each * channels).view(each, channels).t().flatten()
+    return c("Gather", c("SpaceToDepth", c.x, blocksize=c.args[1]), order, axis=1)
+
+
 def _pad(mode: str) -> Callable[[_Call], str | None]:
     def write(c: _Call) -> str | None:
         sides, before, after = c.args[1], [0] * c.rank, [0] * c.rank
@@ -201,13 +232,16 @@ def _pooled(c: _Call) -> str | None:
     return c(kind, c.x, pads=pads, **own)
 
 
-def _adaptive(c: _Call) -> str | None:
-    size, given = _pair(c.output_size), list(c.shape[2:])
-    kernel = [side // wanted for side, wanted in zip(given, size, strict=True)]
-    if size == [1, 1]:
-        return c("GlobalAveragePool", c.x)
-    is_even = [side * wanted for side, wanted in zip(kernel, size, strict=True)] == given
-    return c("AveragePool", c.x, kernel_shape=kernel, strides=kernel) if is_even else None
+def _adaptive(kind: str) -> Callable[[_Call], str | None]:
+    def write(c: _Call) -> str | None:
+        size, given = _pair(c.output_size), list(c.shape[2:])
+        kernel = [side // wanted for side, wanted in zip(given, size, strict=True)]
+        if size == [1, 1]:
+            return c(f"Global{kind}", c.x)
+        is_even = [side * wanted for side, wanted in zip(kernel, size, strict=True)] == given
+        return c(kind, c.x, kernel_shape=kernel, strides=kernel) if is_even else None
+
+    return write
 
 
 def _resized(mode: str) -> Callable[[_Call], str]:
@@ -335,10 +369,18 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "select": lambda c: c("Gather", c.x, torch.tensor(c.index), axis=c.dim),
     **dict(transpose=_transpose, t=_transpose, permute=lambda c: c("Transpose", c.x, perm=c.dims(c.args[1]))),
     "cat": lambda c: c("Concat", *c.args[0], axis=c.dim),
+    "stack": lambda c: c("Concat", *(c("Unsqueeze", c.name(x), [c.dim]) for x in c.args[0]), axis=c.dim),
+    **dict(roll=_rolled, pixel_unshuffle=_unshuffled),
+    "repeat": lambda c: c("Tile", c.x, c.sizes(c.repeats, False)) if len(c.repeats) == c.rank else None,
+    "threshold": lambda c: c("Where", c("Greater", c.x, float(c.threshold)), c.x, float(c.value)),
+    "linalg_vector_norm": lambda c: _reduce("ReduceL2")(c) if c.ord == 2 else None,
+    "argmax": lambda c: _cast(c, c("ArgMax", c.x, axis=c.dim, keepdims=int(c.keepdim)), "FLOAT") if c.dim else None,
     "pixel_shuffle": lambda c: c("DepthToSpace", c.x, blocksize=c.args[1], mode="CRD"),
     **dict(constant_pad_nd=_pad("constant"), reflection_pad2d=_pad("reflect"), replication_pad2d=_pad("edge")),
+    "pad": lambda c: _circular(c) if c.mode == "circular" else _pad(_MODES[c.mode])(c),
     **dict.fromkeys(("avg_pool2d", "max_pool2d", "max_pool2d_with_indices"), _pooled),
-    **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), _adaptive),
+    **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), _adaptive("AveragePool")),
+    "adaptive_max_pool2d": _adaptive("MaxPool"),
     **dict(upsample_nearest2d=_resized("nearest"), upsample_bilinear2d=_resized("linear")),
     **dict(mean=_reduce("ReduceMean"), amax=_reduce("ReduceMax"), amin=_reduce("ReduceMin"), sum=_reduce("ReduceSum")),
     "max": lambda c: c.reduced("ReduceMax", c.x, [*range(c.rank)], False) if len(c.args) == 1 else None,
