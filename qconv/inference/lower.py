@@ -17,7 +17,7 @@ from ..program import operations as ops
 from ..program.operations import Program, Window
 from .builder import Builder, Shape, Value, is_same, pair
 from .defaults import of_shipping
-from .integers import Quantized, arithmetic, lower_layer
+from .integers import Arithmetic, Quantized, arithmetic, lower_layer
 from .record import NotRecorded, record
 
 _IMAGES = 2, 3  # numbers of images for which a network is recorded
@@ -40,15 +40,15 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
     Raises:
         NotRecorded: no program can stand for the network.
     """
-    lowering = _Lowering(network, sample)
+    lowering = _Lowering(network, sample, {})
     lowering.scope.check_one_image()
     program = lowering.run()
-    if program.size is None and not _is_of_any_size(program, network, sample):
+    if program.size is None and not _is_of_any_size(program, network, sample, lowering.chosen):
         program.size = tuple(sample.shape[2:])
     return program
 
 
-def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor) -> bool:
+def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor, chosen: dict[nn.Module, Arithmetic]) -> bool:
     """Whether images of other sizes have the same program: padding, for example, may depend on the size."""
     if sample.ndim != 4:
         return sample.ndim < 3
@@ -56,7 +56,7 @@ def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor) -> boo
     half = height // 2, width // 2
     for size in ((1 + _flipped(height - 1), 1 + _flipped(width - 1)), (_flipped(height), _flipped(width)), half):
         try:
-            other = _Lowering(network, F.interpolate(sample[:1], size)).run()
+            other = _Lowering(network, F.interpolate(sample[:1], size), chosen).run()
         except Exception:  # noqa: BLE001  # a network may take one size only, and raise anything
             if size == half:  # which is too small for a window
                 continue
@@ -126,9 +126,11 @@ class _Lowering:
     Args:
         network: in evaluation.
         sample: its input.
+        chosen: the arithmetic of layers, which other sizes of images share.
     """
 
-    def __init__(self, network: nn.Module, sample: Tensor) -> None:
+    def __init__(self, network: nn.Module, sample: Tensor, chosen: dict[nn.Module, Arithmetic]) -> None:
+        self.chosen = chosen
         self.whole = {name: module for name, module in network.named_modules() if _stays_whole(module)}
         self.build = Builder((_IMAGES[0], *sample.shape[1:]))
         self.scope = _Scope(network, sample, self.whole)
@@ -307,7 +309,9 @@ class _Lowering:
             found = self._norm(x, layer.weight, layer.bias, layer.running_mean, layer.running_var, False, layer.eps)
             given = () if found is not None else (self.build.raw(x),)
             return Value(self.build.call(copy.deepcopy(layer), x.shape, *given) if found is None else found, x.shape)
-        how = arithmetic(layer)
+        if layer not in self.chosen:
+            self.chosen[layer] = arithmetic(layer)
+        how = self.chosen[layer]
         if how.kind != "float":
             return lower_layer(self.build, layer, how, x, name)
         self.build.program.layers.append(ops.LayerCall(name, x.place, None))
