@@ -325,6 +325,22 @@ def test_convolutions_are_in_bytes_where_kernels_are_exact(
 
 
 @pytest.mark.nightly
+def test_executorch_clamps_twice_and_pads_unevenly_behind_bytes(tmp_path: Path) -> None:
+    """XNNPACK's partitioner fuses such clamps, codes that end at 1, and such paddings wrongly, or fails."""
+    torch.manual_seed(0)
+    blocks = [
+        *(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Hardtanh(-1.0, 0.3)),
+        *(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 2, padding="same"), nn.BatchNorm2d(8)),
+        nn.Conv2d(8, 4, 1),
+    ]
+    scheme = replace(schemes.lsq(2, 2), input=partial(LSQInput, 2, signed=True))
+    images = torch.randn(4, 3, 9, 8)
+    program = build(trained(nn.Sequential(*blocks), scheme, images), images).program(images)
+    assert len(requantized(program)) == 1
+    check("executorch", program, images, tmp_path)
+
+
+@pytest.mark.nightly
 def test_trained_layers_are_in_bytes() -> None:
     images = torch.randn(1, 3, 32, 32)
     assert len(requantized(build(qconv.load("resnet20-lsq4-cifar10"), images).program(images))) == 9

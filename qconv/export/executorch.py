@@ -179,7 +179,8 @@ class _Conv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.shift if self.shift else x
-        x = F.pad(x, self.sides, value=self.value) if any(self.sides) else x
+        if any(self.sides):  # XNNPACK's partitioner fails with bytes just before a padding of floats
+            x = F.pad(x + 0.0, self.sides, value=self.value)
         return F.conv2d(x, self.weight, self.bias, *self.geometry)
 
 
@@ -212,7 +213,7 @@ class _ConvInBytes(_Conv):
         low, high = found.ends or ops.Sign.ends
         self.given, self.bytes = of_places.get(given, _Bytes(coder.ends)), _Bytes((low, high))
         self.is_given = given in of_places and not any(self.sides)
-        self.activation = _clamp(-1.0, 1.0) if found.ends is None else nn.Identity() if low else nn.ReLU()
+        self.activation = nn.Hardtanh() if found.ends is None else nn.Identity() if low else nn.ReLU()
         self.low, self.pool = float(low), pool.window if isinstance(pool, ops.Maximum) else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -245,10 +246,11 @@ class _Affine(nn.Module):
 def _clamp(low: float, high: float) -> nn.Module:
     if (low, high) == (0.0, torch.inf):
         return nn.ReLU()
+    # XNNPACK's partitioner lets the last of two Hardtanh count, and fails with 1 as the higher end alone.
     low, high = max(low, -_LARGEST), min(high, _LARGEST)
     if low == high:  # one number, which XNNPACK's clamp refuses
-        return nn.Sequential(nn.Hardtanh(low, _LARGEST), nn.Hardtanh(-_LARGEST, high))
-    return nn.Hardtanh(low, high)
+        return _Call(lambda x: x.clamp(low, _LARGEST).clamp(-_LARGEST, high))
+    return _Call(lambda x: x.clamp(low, high))
 
 
 def _quantize(quantize: Quantize) -> nn.Module:
@@ -257,7 +259,7 @@ def _quantize(quantize: Quantize) -> nn.Module:
     if form == EDGES:
         return _Levels(quantize.edges, quantize.codes.float() - quantize.zero)
     scaled = _Call(lambda x: x * factor if form == PRODUCT else x / factor)
-    return nn.Sequential(scaled, nn.Hardtanh(low, high), _Call(lambda x: (x + _ROUNDS) - _ROUNDS))
+    return nn.Sequential(scaled, _clamp(low, high), _Call(lambda x: (x + _ROUNDS) - _ROUNDS))
 
 
 class _Levels(nn.Module):

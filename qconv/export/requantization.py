@@ -27,10 +27,12 @@ def requantized(program: Program) -> dict[int, Integers]:
     """Return the convolutions that 8-bit kernels compute exactly, by the place of what makes codes or signs of them."""
     chains, found = Chains(program), dict[int, Integers]()
     for place, coder in enumerate(program.operations):
-        if isinstance(coder, ops.Quantize | ops.Sign) and (levels := chains.levels(place, pooled=True)) is not None:
-            integers = _of_kernels(program, levels, coder)
-            if integers is not None:
-                found[place] = integers
+        if not isinstance(coder, ops.Quantize | ops.Sign):
+            continue
+        levels = chains.levels(place, pooled=True, most=_MOST_EDGES)
+        integers = None if levels is None else _of_kernels(program, levels, coder)
+        if integers is not None:
+            found[place] = integers
     return found
 
 
@@ -50,7 +52,7 @@ def _searched(levels: Levels) -> Integers | None:
     """Search near the given line, from the finest weights to coarser ones."""
     weight = levels.weight.long()
     finest = (127 // weight.flatten(1).abs().amax(1).clamp(min=1)).clamp(max=_MOST_FINER)
-    if not bool(finest.all()) or len(levels.edges) > _MOST_EDGES:
+    if not bool(finest.all()):
         return None
     scale, bias, factor = torch.ones_like(levels.slope), torch.zeros_like(finest), torch.zeros_like(finest)
     # A channel that is nearly constant lies far from 0: any small slope does.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..ground.extras import needed
 from ..ground.files import atomic_file
-from ..inference import freeze
+from ..inference.build import build
 from ..inference.defaults import of_shipping
 from ..program.operations import Program
 from .runtime import ROUNDED, SATURATING, OnnxComparison, compare_onnx
@@ -89,12 +89,8 @@ def export_onnx(
     from .graph import Form
     from .write import Writer
 
-    example, frozen = example.detach().float().cpu(), freeze(model)
-    try:
-        frozen(example[:1])
-    except (RuntimeError, ValueError, IndexError) as error:
-        words = str(error).partition("\n")[0]
-        raise ValueError(f"example (of shape {tuple(example.shape)}) does not suit the model: {words}") from error
+    example = example.detach().float().cpu()
+    frozen = build(model, example)
     if frozen.untraced:
         raise ValueError(f"model ({type(model).__name__}) can't be written as ONNX: {frozen.untraced}")
     program = frozen.program(example)

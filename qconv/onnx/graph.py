@@ -88,7 +88,9 @@ class Graph:
 
 def _scale(rows: Tensor) -> Tensor | None:
     """Return a scale for each row of which all its numbers are multiples up to 256; None if there is none."""
-    if len(rows[0].unique()) > 2 * _LARGEST:
+    if (rows == rows.to(torch.int8)).all():
+        return torch.ones(len(rows), 1)
+    if len(rows[0].unique()) > 2 * _LARGEST or (len(rows) > 1 and _scale(rows[:1]) is None):  # which is soon known
         return None
     largest = rows.abs().amax(1)
     scale, missing = torch.ones(len(rows)), largest > 0

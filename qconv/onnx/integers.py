@@ -96,10 +96,11 @@ class Chains:
         conv = self.operations[chain[0]]
         return chain if isinstance(conv, Conv) and isinstance(self.operations[conv.inputs[0]], Coder) else []
 
-    def levels(self, place: int, *, pooled: bool = False) -> Levels | None:
+    def levels(self, place: int, *, pooled: bool = False, most: int = 255) -> Levels | None:
         """Return the codes or signs of this place by the sums of the convolution that alone becomes them.
 
-        With ``pooled``, also if there is a maximum between the two, which gives the same behind the codes.
+        With ``pooled``, also if there is a maximum between the two, which gives the same behind the codes. None, also
+        if sums reach more than ``most`` codes above the lowest one.
         """
         coder: Any = self.operations[place]
         last = coder.inputs[0]
@@ -132,6 +133,8 @@ class Chains:
         slope = torch.maximum(slope, (shift.abs() * 1e-12).clamp(min=1e-30))
         reached = level(extremes) + low
         ends = int(reached[0].min()), int(reached[1].max())
+        if ends[1] - ends[0] > most:
+            return None
         edges = _edges(level, len(coder.edges), len(weight), bound)[ends[0] - low : ends[1] - low]
         return Levels(chain + pool, weight, edges, ends, bound, slope, shift / slope)
 
