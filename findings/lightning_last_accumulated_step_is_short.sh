@@ -3,10 +3,10 @@
 #
 # Expected: if the number of batches is no multiple, the gradient of the last step is the mean of the batches that are
 # left, as that of each other step is, or the batches are left for the next epoch, or a text says what happens.
-# Happens: their sum is divided by accumulate_grad_batches all the same. With one batch left of 4 that step has a quarter
-# of its gradient, at a full learning rate. For SGD, with its momentum, this is a step of a quarter, and in Adam it shifts
-# both averages; limits of gradient norms and logged norms see the small one. Fine-tuning of low bits on few batches,
-# with many accumulated, meets it most: 5 batches and 4 accumulated make every second step wrong.
+# Happens: their sum is divided by accumulate_grad_batches all the same. With one batch left of 4, that step has a
+# quarter of its gradient, at a full learning rate. For SGD, with its momentum, this is a quarter of a step; in
+# Adam it shifts both averages; limits of gradient norms and logged norms see the small one. Fine-tuning of low bits
+# on few batches meets it most: 5 batches and 4 accumulated make every second step wrong.
 # Seen, for a loss whose gradient is 1, steps of 4 of 9 batches: 1 1 0.25; 5: 1 0.25; 8: 1 1.
 # Lightning-AI/pytorch-lightning issue 19987 asks for it.
 set -euo pipefail

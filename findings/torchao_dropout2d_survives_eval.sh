@@ -4,8 +4,8 @@
 # Its text says that it does what `eval()` does for dropout and batch normalization, and asks users of
 # quantization-aware training to call it before inference.
 # Expected: the dropout of convolutional networks, Dropout2d, is off as Dropout is, or an error names the layer.
-# Happens: only Dropout is rewritten. With Dropout2d and AlphaDropout, the program that `convert_pt2e` gives changes from
-# call to call, and its accuracy is that of the noisy network. Nothing is said.
+# Happens: only Dropout is rewritten. With Dropout2d and AlphaDropout, the program that `convert_pt2e` gives changes
+# from call to call, and its accuracy is that of the noisy network. Nothing is said.
 # Seen, two calls with one batch of images, largest difference: Dropout 0.0, Dropout2d 3.9, AlphaDropout 3.3.
 # torch.export of the network in eval mode has none of these layers, but then there is no training.
 set -euo pipefail
