@@ -274,6 +274,21 @@ def test_a_mask_of_infinities_is_frozen() -> None:
     torch.testing.assert_close(freeze(model)(input), model(input))
 
 
+def test_a_volume_without_a_batch_is_no_image() -> None:
+    class Volume(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = qconv.QConv3d(4, 6, 3, scheme=schemes.bwn())
+
+        def forward(self, input: Tensor) -> Tensor:
+            return input + self.conv(input[:, :, None].expand(-1, -1, 5, -1, -1)[0]).mean()
+
+    model, input = Volume().eval(), torch.randn(2, 4, 9, 8)
+    frozen = freeze(model, example=input)
+    assert not frozen.untraced
+    torch.testing.assert_close(frozen(input), model(input))
+
+
 def sequence(*modules: nn.Module, scheme: Scheme, size: int = 12) -> tuple[nn.Module, Tensor]:
     input = torch.randn(4, 24, size, size)
     return trained(nn.Sequential(*modules), scheme, input, skip=()), input

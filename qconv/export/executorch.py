@@ -47,8 +47,9 @@ def write(program: Program, path: Path, size: Size) -> None:
         with needed("export to ExecuTorch"):
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-        shown = _Network(program, is_open=True)
-        methods = {"forward": _Network(program), _CODES: shown}
+        in_bytes = requantized(program)
+        shown = _Network(program, in_bytes, is_open=True)
+        methods = {"forward": _Network(program, in_bytes), _CODES: shown}
         lowered = to_edge_transform_and_lower(
             {name: torch.export.export(network, (image,)) for name, network in methods.items()},
             partitioner=[XnnpackPartitioner()],
@@ -93,12 +94,13 @@ class _Network(nn.Module):
 
     Args:
         program: the program.
+        in_bytes: its convolutions in bytes, by the place of what makes codes of them.
         is_open: whether the floats before each quantizer, and its codes, are returned, too.
     """
 
-    def __init__(self, program: Program, is_open: bool = False) -> None:
+    def __init__(self, program: Program, in_bytes: Mapping[int, Integers], is_open: bool = False) -> None:
         super().__init__()
-        operations, in_bytes = program.operations, requantized(program)
+        operations = program.operations
         self.put_together, self.output = program.put_together, program.output
         self.inputs = [operation.inputs for operation in operations]
         self.bytes = {place: _Bytes(found.ends or ops.Sign.ends) for place, found in in_bytes.items()}

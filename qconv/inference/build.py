@@ -250,7 +250,7 @@ def _in_parts(
             takes(network, sample)
             break
         except AttributeError as error:
-            (module,) = {module for module, alone in hidden.items() if alone is error.obj} or {None}
+            module = next((module for module, alone in hidden.items() if alone is error.obj), None)
             if module is None:
                 raise
             del hidden[module]

@@ -28,7 +28,7 @@ class Arithmetic(NamedTuple):
     Attributes:
         kind: "binary", "offset" (signs around a centre), "integer", "shift" or "float".
         reason: why it is float.
-        weight: the codes, output channels first.
+        weight: the codes, output channels first; of a `QConv2d` whose input is not quantized, the quantized weight.
         scale: the value of 1 in a sum of products of codes, float64 for each output channel.
         levels: the levels of the input.
         zero: added to codes to make them 8-bit numbers.
@@ -49,7 +49,9 @@ class Arithmetic(NamedTuple):
 def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     """Choose the arithmetic of a layer, or return why it can't be computed on integers."""
     if isinstance(layer.input_quantizer, Identity):
-        return Arithmetic("float", "its input is not quantized")
+        how = Arithmetic("float", "its input is not quantized")
+        is_plain = isinstance(layer, QConv2d) and type(layer).forward is QConv2d.forward
+        return how._replace(weight=layer.quantized_weight()) if is_plain else how
     if not isinstance(layer, QConv2d | QLinear):
         return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
     if type(layer).forward not in (QConv2d.forward, QLinear.forward):
@@ -121,8 +123,6 @@ class Quantized(nn.Module):
         super().__init__()
         forwards = QConv1d.forward, QConv2d.forward, QConv3d.forward, QLinear.forward
         self.is_known = type(layer).forward in forwards and not layer.has_scale_map
-        is_conv = self.is_known and type(layer).forward is QConv2d.forward
-        self.is_plain = is_conv and isinstance(layer.input_quantizer, Identity)
         self.layer = copy.deepcopy(layer)
         self.register_buffer("weight", layer.quantized_weight() if self.is_known else None)
 
@@ -240,7 +240,7 @@ def scale_map(
 
 
 def lower_layer(build: Builder, layer: Any, how: Arithmetic, x: Value, name: str) -> Value:
-    """Append the operations of a layer that computes on integers; return its output."""
+    """Append the operations of a layer that computes on integers, or is a convolution of floats; return its output."""
     lowered = _Layer(build, layer, how)
     output = lowered.lower(x)
     build.program.layers.append(ops.LayerCall(name, lowered.input, lowered.codes))
@@ -270,7 +270,10 @@ class _Layer:
         if how.kind == "shift":
             return Value(build.call(ShiftConv2d(self.layer, how, self.sides), shape, build.raw(x)), shape)
         place, weight, window = self._of_image(x) if self.is_conv else self._of_rows(x)
-        output = self._offset(place, weight, window) if how.kind == "offset" else self._sums(place, weight, window)
+        if how.kind == "float":
+            output = build.floats(place, weight, self.layer.bias, window, self.groups)
+        else:
+            output = self._offset(place, weight, window) if how.kind == "offset" else self._sums(place, weight, window)
         if self.layer.has_scale_map:
             output = self._mapped(output, place, window)
         is_seen_so = build.stored[output] == shape or len(shape) == 2

@@ -312,13 +312,10 @@ class _Lowering:
         if layer not in self.chosen:
             self.chosen[layer] = arithmetic(layer)
         how = self.chosen[layer]
-        if how.kind != "float":
+        if len(how.weight):
             return lower_layer(self.build, layer, how, x, name)
         self.build.program.layers.append(ops.LayerCall(name, x.place, None))
         quantized = Quantized(layer)
-        if quantized.is_plain and self.build.is_image(x) and len(x.shape) == 4:
-            place = self._float_layer(x, layer, quantized.weight)
-            return Value(place, self.build.stored[place])
         sample = torch.zeros(x.shape)
         try:
             scope = _Scope(quantized, sample, {}, name)
@@ -329,16 +326,6 @@ class _Lowering:
         output = self._followed(x)
         self.scope = outer
         return output
-
-    def _float_layer(self, x: Value, layer: Any, weight: Any) -> int:
-        """A convolution of floats, which needs no recording."""
-        if layer.pads_by_size:
-            self.build.fix_size()
-        place, sides = x.place, tuple(layer.sides_for(x.shape[2:]))
-        if layer.padding_mode != "zeros":
-            place, sides = self.build.padded(place, sides, mode=layer.padding_mode), (0, 0, 0, 0)
-        window = Window(layer.kernel_size, layer.stride, sides, layer.dilation)
-        return self.build.floats(place, weight, layer.bias, window, layer.groups)
 
     # Arithmetic
 

@@ -91,7 +91,8 @@ def _recorded_layer(input: Tensor, place: int) -> Tensor:
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
         layer._check_input_dim(input)
         return torch.empty_like(input)
-    if type(layer).forward is QConv2d.forward and layer.padding_mode == "zeros" and input.ndim == 4:
+    is_plain = isinstance(layer, QConv2d) and type(layer).forward is QConv2d.forward
+    if is_plain and layer.padding_mode == "zeros" and input.ndim == 4:
         check_input(layer, input)
         check_shape(input, 4, layer.in_channels)
         output = layer.operation(input).forward(input.to("meta"), layer.filters().to("meta"), None)

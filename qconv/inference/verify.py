@@ -253,14 +253,14 @@ def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> V
 
 def leaves(output: Any) -> list[Tensor]:
     """Return the tensors of an output."""
-    leaves = tree_leaves(output)
-    for path, leaf in tree_flatten_with_path(output)[0]:
+    leaves = tree_flatten_with_path(output)[0]
+    for path, leaf in leaves:
         if not isinstance(leaf, Tensor):
             where = f" at {keystr(path)} of its {type(output).__name__}" if path else ""
             raise TypeError(f"model returns {type(leaf).__name__}{where}; it must return tensors")
     if not leaves:
         raise TypeError(f"model returns an empty {type(output).__name__}; it must return tensors")
-    return leaves
+    return [leaf for _, leaf in leaves]
 
 
 class Own(NamedTuple):
