@@ -15,7 +15,7 @@ F32, U8, BITS = range(3)
 INTEGERS = (
     *("kind", "input", "cout", "kh", "kw", "sh", "sw", "dh", "dw", "top", "left", "bottom", "right", "ceil", "groups"),
     *("pad_value", "zero", "weight_bits", "residual", "res_stride", "res_first", "out_f32", "out_bits", "codes"),
-    *("code0", "code1", "form0", "form1", "low0", "low1", "high0", "high1", "zero0", "zero1", "is_factor", "none"),
+    *("code0", "code1", "form0", "form1", "low0", "low1", "high0", "high1", "zero0", "zero1", "is_factor", "curve"),
 )
 FLOATS = "clamp_low", "clamp_high", "number0", "number1"
 PLACES = "weight", "scale", "bias", "edges", "rprelu", "table0", "table1"

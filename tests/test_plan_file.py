@@ -50,7 +50,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "fill": (value(3, U8, 20, 256), r"fill \(=256\) must be in 0 to 255"),
     "filled floats": (value(1, F32, 20, 1), r"fill \(=1\) must be in 0 to 0"),
     "unwritten": (lambda file: file.value(F32, 3), "value 11 is never written"),
-    "kind": (changed(STEM, kind=8), r"op 1: kind \(=8\)"),
+    "kind": (changed(STEM, kind=10), r"op 1: kind \(=10\)"),
     "second input": (changed(STEM, kind=0), "op 1: the first op, and no other, must be the input"),
     "in": (changed(STEM, input=11), r"op 1: in \(=11\) must be in 0 to 10"),
     "not yet written": (changed(STEM, input=4), r"op 1: in \(=4\) is read before it is written"),
@@ -105,6 +105,9 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "falling edges": (table(struct.pack("<i2f3B", 2, 0, -1, 1, 2, 3)), "edge 1 of a table must not be below"),
     "NaN edge": (table(struct.pack("<if2B", 1, torch.nan, 1, 2)), "edge 0 of a table"),
     "channels of a pool": (changed(MEAN, cout=32), r"op 6: cout \(=32\) must be that of its input \(=33\)"),
+    "curve": (changed(STEM, curve=3), r"curve \(=3\) must be in 0 to 2"),
+    "channel": (changed(MEAN, kind=8, weight=0), r"op 6: a channel of the input \(=-?\d+\) must be in 0 to 32"),
+    "times": (changed(MEAN, kind=9, sh=0), r"op 6: times \(=0\) must be in 1 to"),
     "bits of an input": (changed(0, out_bits=2), "op 0: an input has out_f32 alone"),
     "type of an output": (changed(AVERAGE + 1, input=BITS), r"op 8: in \(=2\) is of type 2, not 0"),
 }

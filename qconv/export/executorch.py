@@ -154,7 +154,9 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
         case ops.Function():
             on_floats: Any = getattr(operation.function, "on_floats", operation.function)
             return _Call(replace(operation, function=on_floats).run)
-        case ops.Add() | ops.Multiply() | ops.Take():
+        case ops.Sigmoid():
+            return nn.SiLU() if isinstance(operation, ops.SiLU) else nn.Sigmoid()
+        case ops.Add() | ops.Multiply() | ops.Repeat() | ops.Select() | ops.Take():
             return _Call(operation.run)
     raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for ExecuTorch")
 

@@ -164,7 +164,7 @@ class _Writer:
             if isinstance(operation, Quantize | ops.Sign):
                 inner[f"{number}.codes"] = self.values[-1]
         output = self._as_floats(self.values[self.program.output])
-        if self.program.is_flat:
+        if self.program.flat[0]:
             shape = [-1, self.program.operations[self.program.output].channels]
             options = schema.ReshapeOptionsT()
             options.newShape = shape
@@ -208,6 +208,16 @@ class _Writer:
                 return self._sign(operation.edge, x)
             case ops.Take():
                 return self._take(operation, shape, x)
+            case ops.Select():
+                options = self.schema.GatherOptionsT()
+                options.axis = 3
+                return self._add("GATHER", [x, self._whole(operation.index.tolist())], shape, options)
+            case ops.Repeat():
+                options = self.schema.ResizeNearestNeighborOptionsT()
+                return self._add("RESIZE_NEAREST_NEIGHBOR", [x, self._whole(shape[1:3])], shape, options)
+            case ops.Sigmoid():
+                curve = self._add("LOGISTIC", [x], shape)
+                return self._binary("MUL", x, curve) if isinstance(operation, ops.SiLU) else curve
             case ops.Average() | ops.Maximum():
                 return self._pool(operation, shape, x)
             case ops.Mean():

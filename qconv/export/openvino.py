@@ -90,7 +90,7 @@ class _Writer:
                 given[0].add_names({f"{number}.input"})
                 self.values[-1].add_names({f"{number}.codes"})
         output = self.values[self.program.output]
-        if self.program.is_flat:
+        if self.program.flat[0]:
             output = self.nodes.reshape(output, self._whole([0, -1]), True).output(0)
         output.add_names({"output"})
         return self.openvino.Model([self.nodes.result(output)], [self.values[0].get_node()], "qconv")
@@ -120,6 +120,15 @@ class _Writer:
                 return self._at_least(x, operation.edge.view(1, -1, 1, 1), -1.0, 1.0)
             case ops.Take():
                 return self._take(operation, x)
+            case ops.Select():
+                return nodes.gather(x, self._whole(operation.index.tolist()), self._whole([1]))
+            case ops.Repeat():
+                way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+                scales, axes = self._floats(torch.tensor(operation.times).float()), self._whole([2, 3])
+                return nodes.interpolate(x, scales, "nearest", "scales", axes=axes, **way)
+            case ops.Sigmoid():
+                curve = nodes.sigmoid(x)
+                return nodes.multiply(x, curve) if isinstance(operation, ops.SiLU) else curve
             case ops.Average() | ops.Maximum():
                 return self._pool(operation, self.sizes[operation.inputs[0]], x)
             case ops.Mean():

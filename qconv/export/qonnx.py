@@ -113,7 +113,7 @@ class _Writer:
         graph = helper.make_graph(self.nodes, "qconv", *ends, self.constants)
         domains = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_DOMAIN, 1)]
         model = helper.make_model(graph, opset_imports=domains, producer_name="qconv", ir_version=_IR)
-        helper.set_model_props(model, self.inner | {_FLAT: str(self.program.is_flat)})
+        helper.set_model_props(model, self.inner | {_FLAT: str(self.program.flat[0])})
         return model
 
     def _written(self, operation: Operation, name: str, given: list[str]) -> None:
@@ -141,6 +141,16 @@ class _Writer:
                 self._bipolar(shifted, name)
             case ops.Take():
                 self._take(operation, name, given[0])
+            case ops.Select():
+                self._add("Gather", [*given, self._whole(f"{name}_index", operation.index.tolist())], name, axis=1)
+            case ops.Repeat():
+                scales = self._constant(f"{name}_scales", torch.tensor([1.0, 1.0, *operation.times]))
+                way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+                self._add("Resize", [*given, "", scales], name, mode="nearest", **way)
+            case ops.SiLU():
+                self._add("Mul", [*given, self._add("Sigmoid", given, f"{name}_sigmoid")], name)
+            case ops.Sigmoid():
+                self._add("Sigmoid", given, name)
             case ops.Average() | ops.Maximum():
                 self._pool(operation, name, given)
             case ops.Mean():

@@ -121,7 +121,8 @@ class FrozenModel(nn.Module):
         """Return what `torch.export` traces for images like `input`: their plan alone; this model if they have none."""
         self.suit(input)
         planned = self._planned
-        return self if planned is None or self._plan(input) is None else planned
+        is_traced = planned is not None and planned.program.structure is None and self._plan(input) is not None
+        return cast(Planned, planned) if is_traced else self
 
     def own_values(self, input: Tensor) -> Mapping[int, Tensor]:
         """Return the values of the program's operations, by number: those of a plan, or of `network`."""
@@ -192,7 +193,7 @@ class FrozenModel(nn.Module):
         if planned is None or not _is_images(input) or not planned.takes(input):
             return None
         if torch.compiler.is_compiling():
-            return None if self.unplanned else planned
+            return None if self.unplanned or planned.program.structure is not None else planned
         if not _is_plain_images(input):
             return None
         slow = planned.is_slow((input.shape[2], input.shape[3]))

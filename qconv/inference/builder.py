@@ -1,7 +1,7 @@
 """Adding operations to a program, with the shape that each value has for the sample."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..program import operations as ops
 from ..program.edges import NotMonotone, edges_of, first_floats, rises
-from ..program.operations import Operation, Program, Size, Window
+from ..program.operations import Operation, Program, Size, Take, Window
 
 Shape = tuple[int, ...]
 
@@ -19,10 +19,14 @@ class Value:
     """A value in a network: the number of its operation, and the shape that the network gives it for the sample.
 
     An operation on images stores (N, C, H, W); for the network the same numbers may be rows, (N, C · H · W).
+
+    Attributes:
+        moved: of numbers that were only moved: the images that had them, and where each of this value's lies in these.
     """
 
     place: int
     shape: Shape
+    moved: tuple[int, Tensor] | None = field(default=None, compare=False)
 
 
 class Builder:
@@ -88,6 +92,29 @@ class Builder:
     def reshaped(self, place: int, shape: Shape) -> int:
         """Return the number of a value in another shape, of which only the first length depends on the images."""
         return self.call(torch.ops.aten.reshape.default, shape, place, arguments=(ops.Given(0), [-1, *shape[1:]]))
+
+    def moved(self, x: Value) -> tuple[int, Tensor] | None:
+        """Return `Value.moved`; of images, they themselves."""
+        if x.moved is None and (self.is_image(x) or self.is_flattened(x)):
+            return x.place, torch.arange(torch.Size(x.shape).numel(), dtype=torch.int32).view(x.shape)
+        return x.moved
+
+    def selected(self, place: int, index: Tensor) -> int | None:
+        """Append operations for an image's numbers in other places: other channels, of every n-th row and column.
+
+        ``index`` (N, C, H, W) are places among all numbers of `place`. None if they lie otherwise.
+        """
+        (_, channels, *size), (_, _, *out) = self.stored[place], index.shape
+        stride = -(-size[0] // out[0]), -(-size[1] // out[1])
+        taken = Take(inputs=(place,), channels=channels, stride=stride)
+        every = torch.arange(torch.Size(self.stored[place]).numel(), dtype=index.dtype).view(self.stored[place])
+        chosen = index[0, :, 0, 0] // (size[0] * size[1])
+        if taken.size((size[0], size[1])) != tuple(out) or not torch.equal(taken.run(every)[:, chosen], index):
+            return None
+        place = place if stride == (1, 1) else self.add(Take, place, stride=stride)
+        if chosen.tolist() == [*range(channels)]:
+            return place
+        return self.add(ops.Select, place, channels=len(chosen), index=chosen.long())
 
     def fix_size(self) -> None:
         """Let the program take only images of the sample's size."""

@@ -22,6 +22,7 @@ from .record import NotRecorded, record
 
 _IMAGES = 2, 3  # numbers of images for which a network is recorded
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_copy", "_to_copy", "as_strided_", "expand")
+_MOVES = ("_unsafe_view", "channel_shuffle", "clone", "flip", "index_select", "reshape", "roll")  # and views
 _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
 Lowered = Callable[..., int | None]
 
@@ -161,7 +162,9 @@ class _Lowering:
             "mm": lambda x, weight: self._linear(x, weight.mT),
             "linear": self._linear,
             "cat": self._joined,
-            "slice": self._slice,
+            "sigmoid": lambda x: self._elementwise(ops.Sigmoid, x),
+            "silu": lambda x: self._elementwise(ops.SiLU, x),
+            "upsample_nearest2d": self._repeated,
             "constant_pad_nd": self._padded,
         }
 
@@ -204,13 +207,11 @@ class _Lowering:
         if not leaves or not all(isinstance(leaf, Value) for leaf in leaves):
             raise NotRecorded("it returns something that its input does not decide, or no tensor")
         self.build.origin = "output"
-        if isinstance(output, Value):
-            stored = self.build.stored[output.place]
-            program.is_flat = len(stored) == 4 and output.shape == stored[:2] and stored[2:] == (1, 1)
-            program.outputs = (output.place if program.is_flat else self.build.raw(output),)
-        else:
+        if not isinstance(output, Value):
             program.structure = tree_flatten(self.scope.network(self.scope.sample[:1]))[1]
-            program.outputs = tuple(map(self.build.raw, leaves))
+        program.flat = tuple(len(leaf.shape) == 2 and self.build.is_image(leaf) for leaf in leaves)
+        pairs = zip(leaves, program.flat, strict=True)
+        program.outputs = tuple(leaf.place if is_flat else self.build.raw(leaf) for leaf, is_flat in pairs)
         return program.pruned()
 
     def _node(self, node: fx.Node) -> Any:
@@ -241,7 +242,8 @@ class _Lowering:
         def take(number: int) -> Value:
             if place is not None and number == 0:
                 return Value(place, shape)
-            return self._function(node, args, kwargs, tuple(result[number].shape), number)
+            moved = self._moved(node, args, kwargs, number)
+            return moved or self._function(node, args, kwargs, tuple(result[number].shape), number)
 
         return _Several(take)
 
@@ -261,7 +263,31 @@ class _Lowering:
             if shape == stored or Value(x.place, shape) in _forms(x.place, stored):
                 return Value(x.place, shape)
         place = self._special(node, name, args, kwargs)
-        return self._function(node, args, kwargs, shape) if place is None else Value(place, shape)
+        if place is not None:
+            return Value(place, shape)
+        return self._moved(node, args, kwargs) or self._function(node, args, kwargs, shape)
+
+    def _moved(self, node: fx.Node, args: Any, kwargs: Any, result: int | None = None) -> Value | None:
+        """Return the value of a function that moves numbers of images, but does not change them; None of others."""
+        target: Any = node.target
+        name = target._schema.name.rpartition("::")[2]
+        if not (target.is_view or name in _MOVES) or not isinstance(args[0], Value):
+            return None
+        target = torch.ops.aten.reshape.default if name in _SHAPES[:3] else target  # of any strides
+        moved = self.build.moved(args[0])
+        if moved is None or _dtype(node.args[0]) not in (torch.float32, None):
+            return None
+        index = target(moved[1], *args[1:], **kwargs)
+        index = index if result is None else index[result]
+        shape, each = tuple(index.shape), torch.Size(self.build.stored[moved[0]][1:]).numel()
+        if shape[:1] != (_IMAGES[0],) or not torch.equal(index[0] + each, index[1]):
+            return None
+        image = index[..., None, None] if len(shape) == 2 else index
+        place = self.build.selected(moved[0], image) if image.ndim == 4 and image.numel() else None
+        if place is not None:
+            return Value(place, shape)
+        value = self._function(node, args, kwargs, shape, result)
+        return Value(value.place, shape, (moved[0], index))
 
     def _special(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> int | None:
         """Add an operation for a node on images of float32; None if it needs a `Function`."""
@@ -389,6 +415,9 @@ class _Lowering:
         place = self.build.affine(self.build.add(ops.Clamp, place, low=0.0, high=6.0), torch.ones(()) / 6, 0.0)
         return self.build.add(ops.Multiply, x.place, place) if is_swish else place
 
+    def _elementwise(self, kind: type[ops.Operation], x: Value) -> int | None:
+        return self.build.add(kind, x.place) if self.build.is_image(x) else None
+
     def _prelu(self, x: Any, weight: Any) -> int | None:
         if isinstance(weight, Value) or not self.build.is_image(x) or weight.numel() not in (1, x.shape[1]):
             return None
@@ -507,13 +536,11 @@ class _Lowering:
             joined = taken if joined < 0 else self.build.add(ops.Add, joined, taken)
         return joined
 
-    def _slice(self, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> int | None:
-        """Every row or column that a step meets."""
-        length = x.shape[dim]
-        is_whole = not start and (end is None or end >= length)
-        if len(x.shape) != 4 or dim not in (2, 3) or not is_whole or not self.build.is_image(x):
-            return None
-        return self.build.add(ops.Take, x.place, stride=(step, 1) if dim == 2 else (1, step))
+    def _repeated(self, x: Value, size: Any, *scales: float | None) -> int | None:
+        """Each pixel several times."""
+        times = size[0] // x.shape[2], size[1] // x.shape[3]
+        is_whole = list(size) == [times[0] * x.shape[2], times[1] * x.shape[3]] and scales in ((), times)
+        return self.build.add(ops.Repeat, x.place, times=times) if is_whole and self.build.is_image(x) else None
 
     def _padded(self, x: Value, pad: Any, value: float = 0) -> int | None:
         """Channels of zeros, or zeros around the images: those are what a convolution by 1 pads with."""

@@ -115,10 +115,10 @@ def written(writer: Any, program: Program, metadata: Mapping[str, str]) -> Any:
     names = program.names()
     ends = [helper.make_node("Identity", [given], [name]) for given, name in zip(writer.outputs, names, strict=True)]
     outputs: list[Any] = []
-    for name, place in zip(names, program.outputs, strict=True):
+    for name, place, is_flat in zip(names, program.outputs, program.flat, strict=True):
         _, *rest = writer.shapes[place]
         shape = ["batch", *(None if program.size is None and number else side for number, side in enumerate(rest))]
-        outputs.append(value(name, shape[:2] if program.is_flat else shape))
+        outputs.append(value(name, shape[:2] if is_flat else shape))
     nodes = [*writer.graph.nodes, *ends]
     read = {name for node in nodes for name in node.input}  # ONNX Runtime warns of constants that nothing reads
     constants = [each for each in writer.graph.constants if each.name in read]

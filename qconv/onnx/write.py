@@ -48,9 +48,8 @@ class Writer:
             self.graph.origin = operation.origin
             if place not in inside:
                 self._write(place)
-        self.outputs = [self.read(output) for output in program.outputs]
-        if program.is_flat:
-            self.outputs = [self.graph.node("Flatten", *self.outputs, axis=1)]
+        outputs = [(self.read(output), is_flat) for output, is_flat in zip(program.outputs, program.flat, strict=True)]
+        self.outputs = [self.graph.node("Flatten", name, axis=1) if is_flat else name for name, is_flat in outputs]
 
     def _as_integers(self, place: int) -> Integers | None:
         found = None
@@ -239,6 +238,15 @@ class Writer:
                 return node("Clip", *given, *("" if abs(end) == torch.inf else graph.constant(end) for end in ends))
             case ops.Take():
                 return self._take(operation, given[0])
+            case ops.Select():
+                return node("Gather", *given, graph.constant(operation.index), axis=1)
+            case ops.Repeat():
+                scales = graph.constant(torch.tensor([1.0, 1.0, *operation.times]))
+                way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+                return node("Resize", *given, "", scales, mode="nearest", **way)
+            case ops.Sigmoid():
+                curve = node("Sigmoid", *given)
+                return node("Mul", *given, curve) if isinstance(operation, ops.SiLU) else curve
             case ops.Average() | ops.Maximum():
                 kind = "AveragePool" if isinstance(operation, ops.Average) else "MaxPool"
                 return node(kind, *given, ceil_mode=int(operation.window.ceil), **_attributes(operation.window))

@@ -23,12 +23,15 @@ from .operations import (
     PReLU,
     Program,
     Quantize,
+    Repeat,
+    Select,
+    Sigmoid,
     Sign,
     Take,
     Window,
 )
 
-_SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum
+_SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum, Select, Repeat
 _MOST_CODES = 2
 
 
@@ -71,6 +74,7 @@ class Kernel:
         affine: a scale and a bias.
         residual: what is added, or multiplied by.
         prelu: with shifts around it.
+        curve: a sigmoid or SiLU in place of that.
         clamp: the ends.
         floats: whether the value is stored as floats.
         codes: the operations whose codes of it are stored, by number; two at most.
@@ -82,6 +86,7 @@ class Kernel:
     affine: Affine | None = None
     residual: Residual | None = None
     prelu: Shifted | None = None
+    curve: Sigmoid | None = None
     clamp: Clamp | None = None
     floats: bool = False
     codes: dict[int, Quantize] = field(default_factory=dict)
@@ -90,7 +95,7 @@ class Kernel:
     @property
     def stage(self) -> int:
         """How many stages are closed: 0 if all may be taken, 4 if none."""
-        taken = self.affine, self.residual, self.prelu, self.clamp
+        taken = self.affine, self.residual, self.prelu or self.curve, self.clamp
         return max((place + 1 for place, stage in enumerate(taken) if stage is not None), default=0)
 
 
@@ -120,8 +125,6 @@ class _Fusing:
             if isinstance(operation, Function):
                 name = getattr(operation.function, "__name__", type(operation.function).__name__).partition(".")[0]
                 raise NotFused(f"'{operation.origin}': C has no {name}")
-        if self.program.structure is not None:
-            raise NotFused("it has several outputs, or names them")
         for place, operation in enumerate(self.operations):
             if place in self.folded:
                 continue
@@ -140,7 +143,8 @@ class _Fusing:
                 if not self._extend(kernel, place):
                     raise NotFused(f"'{operation.origin}': {type(operation).__name__}")
                 self._start(kernel)
-        self._read(self.program.output)
+        for output in self.program.outputs:
+            self._read(output)
         return self.kernels
 
     def _start(self, kernel: Kernel) -> None:
@@ -153,7 +157,7 @@ class _Fusing:
 
     def _only_reader(self, value: int) -> int | None:
         readers = self.readers[value]
-        return readers[0] if len(readers) == 1 and value != self.program.output else None
+        return readers[0] if len(readers) == 1 and value not in self.program.outputs else None
 
     def _extend(self, kernel: Kernel, place: int) -> bool:
         """Make an operation the next stage of a kernel, if it can be."""
@@ -171,6 +175,8 @@ class _Fusing:
             kernel.residual = self._factor(operation, kernel.value)
             if kernel.residual is None:
                 return False
+        elif isinstance(operation, Sigmoid) and kernel.stage < 3:
+            kernel.curve = operation
         elif isinstance(operation, Clamp) and kernel.stage < 4:
             kernel.clamp = operation
         else:

@@ -26,7 +26,10 @@ from .operations import (
     PReLU,
     Program,
     Quantize,
+    Select,
+    Sigmoid,
     Sign,
+    SiLU,
     Window,
 )
 from .plan import form_of
@@ -118,11 +121,11 @@ def _step(operation: Any, affine: Affine | None) -> nn.Module:
         return _Call(operation)
     if isinstance(operation, Quantize):
         return _Round(operation)
-    if isinstance(operation, Affine | PReLU | Sign):
+    if isinstance(operation, Affine | PReLU | Select | Sign):
         return _WithTensors(operation)
     if isinstance(operation, Average | Maximum) and _is_symmetric(operation.window):
         return _Pool(operation)
-    return _Defined(_mean if isinstance(operation, Mean) else operation.run)
+    return _Defined(_LIBRARIES.get(type(operation), operation.run))
 
 
 class _Defined(nn.Module):
@@ -138,6 +141,9 @@ class _Defined(nn.Module):
 
 def _mean(x: Tensor) -> Tensor:
     return x.mean((2, 3), keepdim=True)
+
+
+_LIBRARIES: dict[type[Operation], Callable[..., Tensor]] = {Mean: _mean, Sigmoid: torch.sigmoid, SiLU: F.silu}
 
 
 class _WithTensors(nn.Module):

@@ -6,9 +6,11 @@ order that its definition gives, so every runtime that neither contracts nor reo
 Tensors "of channels" are (C,) float32.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,21 +20,27 @@ from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_map, tree
 
 Size = tuple[int, int]
 _LONGEST = 1 << 24  # rows or columns of an image that C takes
+_TAYLOR = [1 / math.factorial(k) for k in range(7, -1, -1)]
 
 
 class Length(NamedTuple):
-    """How an output's height or width follows from that of an input: ``(length + plus) // over``."""
+    """How an output's height or width follows from that of an input: ``(length · times + plus) // over``."""
 
     plus: int = 0
     over: int = 1
+    times: int = 1
 
     def of(self, length: int) -> int:
         """Return the output's length."""
-        return (length + self.plus) // self.over
+        return (length * self.times + self.plus) // self.over
 
-    def behind(self, first: "Length") -> "Length":
-        """Return the length behind both operations."""
-        return Length(first.plus + first.over * self.plus, first.over * self.over)
+    def behind(self, first: "Length") -> "list[Length]":
+        """Return the lengths behind both operations, in order: one, unless a division comes before a product."""
+        if self.times == 1:
+            return [Length(first.plus + first.over * self.plus, first.over * self.over, first.times)]
+        if first.over == 1:
+            return [Length(first.plus * self.times + self.plus, self.over, first.times * self.times)]
+        return [first, self]
 
 
 class Window(NamedTuple):
@@ -210,6 +218,28 @@ class PReLU(Operation):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Sigmoid(Operation):
+    """``1 / (1 + e^−x)``, of x in −87 to 87; as ``e^z = 2^n · e^r`` with Taylor's polynomial of degree 7 in r."""
+
+    def run(self, *values: Tensor) -> Tensor:
+        z = (-values[0]).clamp(-87, 87)
+        n = (z * 1.4426950216293335 + 12582912) - 12582912  # to the nearest whole number
+        r = (z - n * 0.693359375) - n * -2.1219444170128554e-4  # the first product, of log 2 in 9 bits, is exact
+        power = torch.full_like(r, _TAYLOR[0])
+        for number in _TAYLOR[1:]:
+            power = power * r + number
+        return 1 / (1 + power * ((n.int() + 127) << 23).view(torch.float32))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SiLU(Sigmoid):
+    """``round(x · sigmoid(x))``."""
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0] * super().run(*values)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Clamp(Operation):
     """``min(max(x, low), high)``."""
 
@@ -271,6 +301,29 @@ class Take(Operation):
     def lengths(self) -> tuple[Length, Length]:
         height, width = self.stride
         return Length(height - 1, height), Length(width - 1, width)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Select(Operation):
+    """Channel c is channel ``index_c``."""
+
+    index: Tensor  # int64
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0].index_select(1, self.index)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Repeat(Operation):
+    """Each pixel, this many times down and across."""
+
+    times: Size
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0].repeat_interleave(self.times[0], 2).repeat_interleave(self.times[1], 3)
+
+    def lengths(self) -> tuple[Length, Length]:
+        return Length(times=self.times[0]), Length(times=self.times[1])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -411,7 +464,7 @@ class Program:
         operations: in an order in which each follows its inputs; the first is the `Input`.
         outputs: the numbers of the operations whose values are the outputs.
         structure: how the outputs are put together; None for a single tensor.
-        is_flat: whether the output has one pixel, and loses its last two dimensions.
+        flat: for each output, whether it has one pixel, and loses its last two dimensions.
         size: the only height and width, or other dimensions behind the channels, that it takes; None for any.
         layers: the calls of quantized layers.
     """
@@ -420,7 +473,7 @@ class Program:
         self.operations: list[Operation] = [Input(inputs=(), channels=channels)]
         self.outputs: tuple[int, ...] = (0,)
         self.structure: TreeSpec | None = None
-        self.is_flat = False
+        self.flat: tuple[bool, ...] = (False,)
         self.size: tuple[int, ...] | None = None
         self.layers: list[LayerCall] = []
 
@@ -456,7 +509,7 @@ class Program:
             operation = self.operations[old]
             kept.add(replace(operation, inputs=tuple(places[given] for given in operation.inputs)))
         kept.outputs, kept.structure = tuple(places[output] for output in self.outputs), self.structure
-        kept.is_flat, kept.size = self.is_flat, self.size
+        kept.flat, kept.size = self.flat, self.size
         for name, given, codes in self.layers:
             if given in places:
                 kept.layers.append(LayerCall(name, places[given], None if codes is None else places.get(codes)))
@@ -470,14 +523,16 @@ class Program:
         return found
 
     def shape(self) -> tuple[int, ...]:
-        """Return (C,) of an output (N, C), else (C, a, s, b, t) of an output (N, C, (H + a) // s, (W + b) // t)."""
+        """Return (C,) of an output (N, C), else C, the numbers of each `Length` of its rows, and of its columns."""
         operation = self.operations[self.output]
-        channels, lengths = operation.channels, operation.lengths()
+        channels, sides = operation.channels, [[length] for length in operation.lengths()]
         while operation.inputs:
             operation = self.operations[operation.inputs[0]]
-            height, width = operation.lengths()
-            lengths = lengths[0].behind(height), lengths[1].behind(width)
-        return (channels,) if self.is_flat else (channels, *lengths[0], *lengths[1])
+            for side, length in zip(sides, operation.lengths(), strict=True):
+                side[:1] = side[0].behind(length)
+        for side in sides:
+            side += [Length()] * (max(map(len, sides)) - len(side))
+        return (channels,) if self.flat[0] else (channels, *chain.from_iterable(sides[0] + sides[1]))
 
     def multiplications(self, size: Size) -> tuple[int, int]:
         """Return how many multiplications an image of this size takes: of floats, and of signs and codes."""
@@ -503,9 +558,8 @@ class Program:
 
     def put_together(self, outputs: Sequence[Tensor]) -> Any:
         """Return the output of the network that has these values."""
-        if self.structure is not None:
-            return tree_unflatten(list(outputs), self.structure)
-        return outputs[0].flatten(1) if self.is_flat else outputs[0]
+        outputs = [each.flatten(1) if is_flat else each for each, is_flat in zip(outputs, self.flat, strict=True)]
+        return outputs[0] if self.structure is None else tree_unflatten(outputs, self.structure)
 
     def __str__(self) -> str:
         lines = []

@@ -15,7 +15,23 @@ from torch import Tensor
 from ..kernels.native import kernels, number_of
 from .edges import are_edges_of
 from .fuse import Kernel, NotFused, fuse
-from .operations import Average, ConvBits, ConvCodes, ConvFloats, Input, Maximum, Mean, Program, Quantize, Size, Window
+from .operations import (
+    Average,
+    ConvBits,
+    ConvCodes,
+    ConvFloats,
+    Input,
+    Maximum,
+    Mean,
+    Program,
+    Quantize,
+    Repeat,
+    Select,
+    Sigmoid,
+    SiLU,
+    Size,
+    Window,
+)
 
 MAGIC, VERSION = b"QCP1", 1
 HEAD = struct.Struct("<4s9iq")
@@ -46,7 +62,7 @@ FIELDS = {  # of an `OP`, in order, with their defaults
     "high": (0, 0),
     "code_zero": (0, 0),
     "is_factor": (0,),
-    "none": (0,),
+    "curve": (0,),
     "clamp": (-torch.inf, torch.inf),
     "number": (0.0, 0.0),
     "weight": (-1,),
@@ -56,7 +72,8 @@ FIELDS = {  # of an `OP`, in order, with their defaults
     "prelu": (-1,),
     "table": (-1, -1),
 }
-KINDS = {0: Input, 1: ConvBits, 2: ConvCodes, 3: ConvFloats, 4: Mean, 6: Average, 7: Maximum}
+KINDS = {0: Input, 1: ConvBits, 2: ConvCodes, 3: ConvFloats, 4: Mean, 6: Average, 7: Maximum, 8: Select, 9: Repeat}
+CURVES = None, Sigmoid, SiLU
 OUTPUT = 5
 _FLOATS, _CODES, _BITS = range(3)  # types of buffers
 PRODUCT, QUOTIENT, EDGES = range(3)  # how numbers become codes
@@ -93,10 +110,11 @@ class _Writer:
     def written(self, guard: bool) -> Tensor:
         """Return the bytes."""
         records = [self._kernel(kernel) for kernel in fuse(self.program)]
-        last, operations = self.program.output, self.program.operations
-        output = {"kind": (OUTPUT,), "input": (self.stored[last, _FLOATS],), "channels": (operations[last].channels,)}
-        records.append(output)
-        counts = VERSION, len(self.values), len(records), operations[0].channels, 1, int(guard)
+        outputs, operations = self.program.outputs, self.program.operations
+        for place in outputs:
+            value, channels = self.stored[place, _FLOATS], operations[place].channels
+            records.append({"kind": (OUTPUT,), "input": (value,), "channels": (channels,)})
+        counts = VERSION, len(self.values), len(records), operations[0].channels, len(outputs), int(guard)
         parts = [
             HEAD.pack(MAGIC, *counts, *(self.program.size or (0, 0)), 0, self.length),
             *(VALUE.pack(*value, 0) for value in self.values),
@@ -136,6 +154,10 @@ class _Writer:
             bits, place = self._weight(source)
             record |= {"groups": (source.groups,), "weight_bits": (bits,), "weight": (place,)}
             record |= {name: (getattr(source, name),) for name in ("pad_value", "zero") if hasattr(source, name)}
+        if isinstance(source, Select):
+            record["weight"] = (self._put(source.index.int()),)
+        if isinstance(source, Repeat):
+            record["stride"] = source.times
         return record | self._stages(kernel) | self._outputs(kernel)
 
     def _weight(self, conv: ConvBits | ConvCodes | ConvFloats) -> tuple[int, int]:
@@ -165,6 +187,8 @@ class _Writer:
             record |= {"residual_stride": (stride,), "residual_first": (first,)}
         if kernel.prelu is not None:
             record["prelu"] = (self._put(*kernel.prelu[:3]),)
+        if kernel.curve is not None:
+            record["curve"] = (CURVES.index(type(kernel.curve)),)
         if kernel.clamp is not None:
             record["clamp"] = kernel.clamp.low, kernel.clamp.high
         return record
@@ -238,13 +262,15 @@ class Plan:
             raise NotFused("qconv was installed without its C kernels")
         self._module: Any = kernels()
         self._handle = self._module.plan_open(content.data_ptr(), len(content), *size, number_of(instruction_set))
-        self.channels, _, _, _, _, *self._shape = self._module.plan_sizes(self._handle)
+        self.channels, _, _, _, _, *sizes = self._module.plan_sizes(self._handle)
+        self._shapes = [sizes[first : first + 3] for first in range(0, len(sizes), 3)]
 
-    def __call__(self, input: Tensor, threads: int) -> Tensor:
-        """Return (N, C, H, W) for images of the plan's shape, float32 on the CPU in any memory format."""
-        output = torch.empty(len(input), *self._shape, dtype=torch.float32, device="cpu")
-        self._module.plan_run(self._handle, input.data_ptr(), *input.stride(), len(input), threads, output.data_ptr())
-        return output
+    def __call__(self, input: Tensor, threads: int) -> list[Tensor]:
+        """Return the outputs, (N, C, H, W), for images of the plan's shape, float32 on the CPU in any memory format."""
+        outputs = [torch.empty(len(input), *shape, dtype=torch.float32, device="cpu") for shape in self._shapes]
+        places = [output.data_ptr() for output in outputs]
+        self._module.plan_run(self._handle, input.data_ptr(), *input.stride(), len(input), threads, *places)
+        return outputs
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):

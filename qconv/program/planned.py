@@ -82,7 +82,10 @@ def run_program(program: Tensor, images: Tensor, shape: list[int]) -> Tensor:
 def _by_plan(content: Tensor, images: Tensor, size: Size) -> Tensor:
     plan = _opened(_Opened(content, size))
     _check(images, plan.channels)
-    return plan(images, torch.get_num_threads())
+    output, *others = plan(images, torch.get_num_threads())
+    if others:
+        raise ValueError("the program has several outputs")
+    return output
 
 
 def _by_definition(content: Tensor, images: Tensor, size: Size) -> Tensor:
@@ -104,7 +107,7 @@ def run_operation(operation: Operation, *values: Tensor) -> Tensor:
     program = Program(values[0].shape[1])
     program.outputs = (program.add(replace(operation, inputs=(0,))),)
     plan = Plan(program_bytes(program, False), (values[0].shape[2], values[0].shape[3]))
-    return plan(values[0], torch.get_num_threads())
+    return plan(values[0], torch.get_num_threads())[0]
 
 
 def _check(images: Tensor, channels: int) -> None:
@@ -116,9 +119,13 @@ def output_shape(images: Tensor, shape: Any) -> tuple[int, ...]:
     """Return the shape of a program's output for images; its sizes may be symbols."""
     if len(shape) == 1:
         return images.shape[0], shape[0]
-    channels, *lengths = shape
-    rows, columns = Length(*lengths[:2]), Length(*lengths[2:])
-    return images.shape[0], channels, rows.of(images.shape[2]), columns.of(images.shape[3])
+    channels, *numbers = shape
+    lengths = [Length(*numbers[first : first + 3]) for first in range(0, len(numbers), 3)]
+    size = list(images.shape[2:])
+    for place, length in enumerate(lengths):
+        side = 2 * place // len(lengths)
+        size[side] = length.of(size[side])
+    return images.shape[0], channels, *size
 
 
 if not hasattr(torch.ops.qconv, "run_program"):  # else `csrc/torch_operator.cpp` is loaded, for the CPU
@@ -181,13 +188,12 @@ class Planned(nn.Module):
         return True
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the output for images (N, C, H, W), float32 on the CPU, by the operator, which torch can trace."""
+        """Return the only output for images (N, C, H, W), float32 on the CPU, by an operator that torch can trace."""
         return torch.ops.qconv.run_program(self.content, input, self.shape)
 
-    def run(self, input: Tensor) -> Tensor:
-        """Return the same as `forward`, without what an operator in Python costs."""
-        output = self._plan(input)(input, torch.get_num_threads())
-        return output.flatten(1) if self.program.is_flat else output
+    def run(self, input: Tensor) -> Any:
+        """Return all outputs, without what an operator in Python costs."""
+        return self.program.put_together(self._plan(input)(input, torch.get_num_threads()))
 
     def _plan(self, input: Tensor) -> Plan:
         size = input.shape[2], input.shape[3]

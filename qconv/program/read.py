@@ -9,7 +9,7 @@ from torch import Tensor
 from . import operations as ops
 from .edges import edges_of
 from .operations import Program, Window
-from .plan import EDGES, FIELDS, HEAD, KINDS, MAGIC, OP, OUTPUT, PRODUCT, VALUE, VERSION
+from .plan import CURVES, EDGES, FIELDS, HEAD, KINDS, MAGIC, OP, OUTPUT, PRODUCT, VALUE, VERSION
 
 
 def read_program(content: Tensor) -> tuple[Program, bool]:
@@ -34,6 +34,7 @@ def read_program(content: Tensor) -> tuple[Program, bool]:
     for number in range(count):
         numbers = iter(OP.unpack_from(data, first + number * OP.size))
         reader.take({name: tuple(islice(numbers, len(default))) for name, default in FIELDS.items()})
+    reader.program.outputs, reader.program.flat = tuple(reader.outputs), (False,) * len(reader.outputs)
     reader.program.size = (height, width) if height else None
     return reader.program, bool(guard)
 
@@ -42,13 +43,14 @@ class _Reader:
     def __init__(self, program: Program, blob: Tensor) -> None:
         self.program, self.blob = program, blob
         self.widths: list[int] = []  # channels of each buffer
+        self.outputs: list[int] = []
         self.places: dict[int, int] = {}  # the operation whose value each buffer holds
 
     def take(self, record: dict[str, Any]) -> None:
         """Add the operations of a kernel's record."""
         (kind,), (channels,), (given,) = record["kind"], record["channels"], record["input"]
         if kind == OUTPUT:
-            self.program.outputs = (self.places[given],)
+            self.outputs.append(self.places[given])
             return
         at = 0 if given < 0 else self._source(kind, channels, given, record)
         if record["scale"] != (-1,):
@@ -61,6 +63,8 @@ class _Reader:
             at = self._add(ops.Affine, channels, at, scale=torch.ones(channels), bias=before)
             at = self._add(ops.PReLU, channels, at, slope=slope)
             at = self._add(ops.Affine, channels, at, scale=torch.ones(channels), bias=after)
+        if curve := CURVES[record["curve"][0]]:
+            at = self._add(curve, channels, at)
         low, high = record["clamp"]
         if (low, high) != (-torch.inf, torch.inf):
             at = self._add(ops.Clamp, channels, at, low=low, high=high)
@@ -90,6 +94,11 @@ class _Reader:
             return at if channels == self.widths[given] else self._add(ops.Take, channels, at)
         if source is ops.Mean:
             return self._add(ops.Mean, channels, at)
+        if source is ops.Repeat:
+            return self._add(ops.Repeat, channels, at, times=record["stride"])
+        if source is ops.Select:
+            index = self._tensor(record["weight"][0], torch.int32, channels)
+            return self._add(ops.Select, channels, at, index=index.long())
         (groups,) = record["groups"]
         of_source = {ops.ConvBits: ("pad_value",), ops.ConvCodes: ("zero",)}.get(source, ())
         fields = {name: record[name][0] for name in of_source}

@@ -132,6 +132,7 @@ static int check_pool(const Check *check, const Op *op, Size in, Size out) {
 /* Sums of codes fit into int32. */
 static int check_sums(const Check *check, const Op *op, int64_t cin) {
     const int64_t bytes = filter_bytes(op, cin), count = (int64_t)op->kh * op->kw * cin;
+    if (count << (op->weight_bits - 1) <= INT32_MAX / 255) return 1; /* whatever the weights are */
     for (int64_t o = 0; o < op->cout; o++) {
         const char *filter = check->program->blob + op->weight + o * bytes;
         int64_t sum = 0;
@@ -208,6 +209,7 @@ static int check_epilogue(const Check *check, const Op *op, Size size) {
         (!floats_in_blob(check, "scale", op->scale, cout) || !floats_in_blob(check, "bias", op->bias, cout)))
         return 0;
     if (op->rprelu != -1 && !floats_in_blob(check, "rprelu", op->rprelu, 3 * cout)) return 0;
+    if (!within(check, "curve", op->curve, 0, CURVES - 1)) return 0;
     if (!(op->clamp_low <= op->clamp_high)) return fail(check, "the clamp's low must be at most its high");
     if (!check_residual(check, op, size)) return 0;
     if (op->out_f32 == -1 && op->out_bits == -1 && op->codes == 0) return fail(check, "it has no output");
@@ -221,6 +223,21 @@ static int check_epilogue(const Check *check, const Op *op, Size size) {
 }
 
 /* ---- ops ---- */
+static int check_select(const Check *check, const Op *op) {
+    if (!in_blob(check, "weight", op->weight, 4 * (int64_t)op->cout)) return 0;
+    for (int32_t c = 0, from; c < op->cout; c++) {
+        memcpy(&from, check->program->blob + op->weight + 4 * (int64_t)c, 4);
+        if (!within(check, "a channel of the input", from, 0, check->program->values[op->in].channels - 1)) return 0;
+    }
+    return 1;
+}
+
+static int check_repeat(const Check *check, const Op *op, Size in, Size *out) {
+    if (!within(check, "times", op->sh, 1, MOST / in.h) || !within(check, "times", op->sw, 1, MOST / in.w)) return 0;
+    *out = (Size){in.h * op->sh, in.w * op->sw};
+    return 1;
+}
+
 static int check_input(const Check *check, const Op *op, Size size) {
     if (op->in != -1) return fail(check, "in (=%d) must be -1", op->in);
     if (op->cout != check->program->head.in_channels)
@@ -241,7 +258,7 @@ static int check_op(Check *check, Op *op, Size image, Size *size) {
     const Size in = check->program->value_size[op->in];
     if (op->kind == MAXIMUM && op->cout < channels)
         return fail(check, "cout (=%d) must be at least that of its input (=%d)", op->cout, channels);
-    if (!is_conv(op) && op->kind != MAXIMUM && op->cout != channels)
+    if (!is_conv(op) && op->kind != MAXIMUM && op->kind != SELECT && op->cout != channels)
         return fail(check, "cout (=%d) must be that of its input (=%d)", op->cout, channels);
     *size = in;
     if (op->kind == OUTPUT) return ++check->outputs;
@@ -249,6 +266,8 @@ static int check_op(Check *check, Op *op, Size image, Size *size) {
         *size = (Size){1, 1};
         return check_epilogue(check, op, *size);
     }
+    if (op->kind == SELECT) return check_select(check, op) && check_epilogue(check, op, *size);
+    if (op->kind == REPEAT) return check_repeat(check, op, in, size) && check_epilogue(check, op, *size);
     if (!check_window(check, op, in, size)) return 0;
     if (!(is_conv(op) ? check_conv(check, op) : check_pool(check, op, in, *size))) return 0;
     return check_epilogue(check, op, *size);

@@ -4,7 +4,8 @@
 
 enum { MAGIC = 0x31504351, VERSION = 1 }; /* "QCP1" */
 enum { F32, U8, BITS, TYPES };            /* types of values */
-enum { INPUT, CONV_BITS, CONV_CODES, CONV_FLOATS, MEAN, OUTPUT, AVERAGE, MAXIMUM, KINDS };
+enum { INPUT, CONV_BITS, CONV_CODES, CONV_FLOATS, MEAN, OUTPUT, AVERAGE, MAXIMUM, SELECT, REPEAT, KINDS };
+enum { PLAIN, SIGMOID, SILU, CURVES };
 enum { PRODUCT, QUOTIENT, EDGES, FORMS }; /* how codes are found */
 
 typedef struct {
@@ -15,13 +16,14 @@ typedef struct {
 
 typedef struct { int32_t type, channels, fill, none; } Value;
 
-/* v = acc * scale_c + bias_c, + residual (or times it: is_factor), PReLU between two shifts, clamp; then each output. */
+/* v = acc * scale_c + bias_c, + residual (or times it: is_factor), PReLU between two shifts or a curve, clamp; then each
+ * output. SELECT has the numbers of its input's channels, int32, for a weight; REPEAT its times for strides. */
 typedef struct {
     int32_t kind, in, cout;
     int32_t kh, kw, sh, sw, dh, dw, top, left, bottom, right, ceil; /* the window */
     int32_t groups, pad_value, zero, weight_bits;
     int32_t residual, res_stride, res_first; /* channel c takes channel c - res_first; stride 0 is one pixel for all */
-    int32_t out_f32, out_bits, codes, out_code[2], form[2], low[2], high[2], out_zero[2], is_factor, none;
+    int32_t out_f32, out_bits, codes, out_code[2], form[2], low[2], high[2], out_zero[2], is_factor, curve;
     float clamp_low, clamp_high, number[2];
     int64_t weight, scale, bias, edges, rprelu, table[2]; /* places in the blob, -1 if there is none */
 } Op;

@@ -208,7 +208,27 @@ LANE void encode(const Coder *coder, F x, int q, int left, const int is_whole) {
     for (int l = 0; !is_whole && l < left && l < LANES; l++) to[l] = some[l]; /* masked stores of bytes are slow */
 }
 
-enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, TO_TWO_CODES = 16, FINISHES = 32 };
+/* The sigmoid as `Sigmoid.run` defines it, or its product with x. */
+static __attribute__((noinline)) TARGET F curved(F given, int curve) {
+    float x[LANES] __attribute__((aligned(64)));
+    f_store(x, given);
+    for (int l = 0; l < LANES; l++) {
+        static const float taylor[] = {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1, 1};
+        const float low = -x[l] < -87 ? -87 : -x[l], z = low > 87 ? 87 : low, shifted = z * 1.4426950216293335f + 12582912;
+        const float n = shifted - 12582912, r = (z - n * 0.693359375f) - n * -2.1219444170128554e-4f;
+        float power = 1.f / 5040, scale;
+        for (int k = 0; k < 7; k++) power = power * r + taylor[k];
+        int32_t bits;
+        memcpy(&bits, &shifted, 4);
+        bits = (int32_t)((uint32_t)(bits - 0x4b400000 + 127) << 23);
+        memcpy(&scale, &bits, 4);
+        const float y = 1 / (1 + power * scale);
+        x[l] = curve == SILU ? x[l] * y : y;
+    }
+    return f_load(x);
+}
+
+enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, TO_TWO_CODES = 16, HAS_CURVE = 32, FINISHES = 64 };
 
 /* Of a vector of channels from c on. `is_whole`: all lanes are channels. */
 LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c, int next, const int flags,
@@ -240,6 +260,7 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
             x = op->is_factor ? f_mul(x, other) : f_add(x, other);
         }
         if (s->rprelu != NULL) x = f_add(f_sloped(f_add(x, before), slope), after);
+        if (flags & HAS_CURVE) x = curved(x, op->curve);
         x = f_min(high, f_max(low, x)); /* NaN stays */
         if (flags & TO_F32 && is_whole) f_store(f32 + (f32_at[q] + f32_c), x);
         if (flags & TO_F32 && !is_whole) f_store_some(f32 + (f32_at[q] + f32_c), x, some);
@@ -268,7 +289,7 @@ LANE void finish(const Outs *o, const float *acc, int q, int count, int channel,
 
 static int flags_of(const Op *op) {
     return (op->residual >= 0 ? HAS_RESIDUAL : 0) | (op->out_f32 >= 0 ? TO_F32 : 0) | (op->codes ? TO_CODES : 0) |
-           (op->out_bits >= 0 ? TO_BITS : 0) | (op->codes > 1 ? TO_TWO_CODES : 0);
+           (op->out_bits >= 0 ? TO_BITS : 0) | (op->codes > 1 ? TO_TWO_CODES : 0) | (op->curve ? HAS_CURVE : 0);
 }
 
 typedef void (*Finish)(const Outs *, const float *, int, int, int, int);
@@ -387,6 +408,25 @@ static TARGET void pool(const Plan *plan, const Step *s, const Run *run, int ima
         }
 }
 
+/* Channels in another order, and pixels several times. */
+static TARGET void pick(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
+    const Op *op = s->op;
+    const Place *place = &plan->places[op->in];
+    const Outs outs = outs_of(plan, s, run, image);
+    const char *in = inside(plan, run, op->in, image);
+    const Finish then = finish_of(op);
+    int start, stop;
+    share_of(s->pixels, part, parts, &start, &stop);
+    for (int q = start; q < stop; q++) {
+        const char *from = in + q / s->out_w / op->sh * place->row + q % s->out_w / op->sw * place->pixel;
+        for (int c = 0; c < op->cout; c += LANES) {
+            float acc[LANES] __attribute__((aligned(64)));
+            f_store(acc, f_gather(from, i_load(s->spread + c)));
+            then(&outs, acc, q, 1, c, 1);
+        }
+    }
+}
+
 /* The mean of all pixels: each row is added up, then the rows; then divided. */
 static TARGET void mean(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
     const Op *op = s->op;
@@ -483,6 +523,8 @@ void PART(const Plan *plan, const Step *s, const Run *run, int part, int parts) 
         switch (kind) {
         case INPUT: copy_input(plan, s, run, g, part, parts); break;
         case MEAN: mean(plan, s, run, g, part, parts); break;
+        case SELECT:
+        case REPEAT: pick(plan, s, run, g, part, parts); break;
         case OUTPUT: copy_output(plan, s, run, g); break; /* in one part */
         default: pool(plan, s, run, g, part, parts);
         }

@@ -388,10 +388,19 @@ static void pack_conv(Plan *plan, Step *s) {
     s->by_channels = s->block_bytes * s->blocks > shape.in->bytes && s->blocks > 1;
 }
 
+/* Where the channels of a pixel lie in that of the input. */
+static void pack_channels(Plan *plan, Step *s) {
+    s->spread = plan_keep(plan, 4 * (int64_t)s->cpad);
+    for (int32_t c = 0, from; c < s->op->cout && !plan->failed; c++) {
+        memcpy(&from, s->op->kind == SELECT ? plan->program.blob + s->op->weight + 4 * (int64_t)c : (char *)&c, 4);
+        s->spread[c] = 4 * from;
+    }
+}
+
 /* About how many nanoseconds an image takes on one thread; good enough to cut it into parts. */
 static double nanoseconds(const Plan *plan, const Step *s) {
     const Op *op = s->op;
-    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4}; /* products, or numbers, in a nanosecond */
+    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4}; /* products, or numbers, in a nanosecond */
     const double slow = plan->isa == AVX512 ? 1 : plan->isa == PORTABLE ? 20 : 2, out = (double)s->pixels * op->cout;
     if (op->kind == MEAN) return out * plan->places[op->in].bytes / plan->places[op->in].pixel / rate[MEAN] * slow;
     if (op->kind == INPUT || op->kind == OUTPUT) return out / rate[op->kind];
@@ -414,6 +423,7 @@ void plan_pack(Plan *plan, int index) {
     s->out_h = size.h, s->out_w = size.w, s->pixels = size.h * size.w;
     s->cpad = (int32_t)round_up(op->cout, LANES);
     if (is_conv(op)) pack_conv(plan, s);
+    if (op->kind == SELECT || op->kind == REPEAT) pack_channels(plan, s);
     if (plan->failed) return;
     if (op->kind != OUTPUT) s->f32_at = pixels_of(plan, s, op->out_f32, 1, 1, 0, 0);
     if (op->kind != OUTPUT && op->kind != INPUT) pack_epilogue(plan, s);

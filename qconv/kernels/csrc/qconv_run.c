@@ -48,31 +48,42 @@ static int64_t number(const char *text) {
     return *text == '\0' || *end != '\0' || value < 1 || value > 65535 ? -1 : value;
 }
 
-/* The outputs of an image on a line. */
-static void print(const float *output, int64_t count) {
-    for (int64_t i = 0; i < count; i++) printf(i ? " %.9g" : "%.9g", (double)output[i]);
+/* The numbers of the outputs of an image on a line; `counts`: of each output. */
+static void print(float *const *outputs, const int64_t *counts, int64_t count, int64_t image) {
+    for (int64_t k = 0; k < count; k++)
+        for (int64_t i = 0; i < counts[k]; i++)
+            printf(k + i ? " %.9g" : "%.9g", (double)outputs[k][image * counts[k] + i]);
     printf("\n");
 }
 
 static int run(Plan *plan, int threads) {
-    int64_t sizes[8] = {0};
-    if (plan_sizes(plan, sizes, 8) != 8) return fail("the program", "it has several outputs");
-    const int64_t c = sizes[0], h = sizes[1], w = sizes[2], pixels = c * h * w, outputs = sizes[5] * sizes[6] * sizes[7];
+    enum { MOST = 64 };
+    int64_t sizes[PLAN_FIRST_OUTPUT + 3 * MOST], counts[MOST];
+    float *outputs[MOST] = {NULL};
+    const int64_t count = (plan_sizes(plan, sizes, PLAN_FIRST_OUTPUT + 3 * MOST) - PLAN_FIRST_OUTPUT) / 3;
+    if (count > MOST) return fail("the program", "it has more than 64 outputs");
+    const int64_t c = sizes[0], h = sizes[1], w = sizes[2], pixels = c * h * w;
     const int64_t strides[4] = {pixels, h * w, w, 1};
     float *input = malloc((size_t)(AT_ONCE * pixels) * sizeof *input);
-    float *output = malloc((size_t)(AT_ONCE * outputs) * sizeof *output);
-    int failed = input == NULL || output == NULL ? fail("the images", "no memory") : 0;
+    int failed = input == NULL;
+    for (int64_t k = 0; k < count; k++) {
+        const int64_t *size = sizes + PLAN_FIRST_OUTPUT + 3 * k;
+        counts[k] = size[0] * size[1] * size[2];
+        outputs[k] = malloc((size_t)(AT_ONCE * counts[k]) * sizeof **outputs);
+        failed |= outputs[k] == NULL;
+    }
+    if (failed) fail("the images", "no memory");
     while (!failed) {
         const size_t numbers = fread(input, sizeof *input, (size_t)(AT_ONCE * pixels), stdin);
         const int64_t n = (int64_t)numbers / pixels;
-        if (n > 0 && plan_run(plan, input, strides, n, threads, &output)) failed = fail("the images", "no memory");
-        for (int64_t i = 0; i < n && !failed; i++) print(output + i * outputs, outputs);
+        if (n > 0 && plan_run(plan, input, strides, n, threads, outputs)) failed = fail("the images", "no memory");
+        for (int64_t i = 0; i < n && !failed; i++) print(outputs, counts, count, i);
         if (!failed && (int64_t)numbers % pixels) failed = fail("the standard input", "it ends within an image");
         if ((int64_t)numbers < AT_ONCE * pixels) break;
     }
     if (!failed && (fflush(stdout) != 0 || ferror(stdout))) failed = fail("the standard output", strerror(errno));
     free(input);
-    free(output);
+    for (int64_t k = 0; k < count; k++) free(outputs[k]);
     return failed;
 }
 

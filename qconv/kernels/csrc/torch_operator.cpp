@@ -60,8 +60,11 @@ std::shared_ptr<Opened> find(const char *bytes, size_t count, int64_t height, in
     return recent.front();
 }
 
-/* The length of an output: (length + plus) / over; 0 where that is no length. */
-int64_t length_of(int64_t length, int64_t plus, int64_t over) { return over > 0 ? (length + plus) / over : 0; }
+/* The length of an output by its numbers: (length * times + plus) / over, of each; 0 where that is no length. */
+int64_t length_of(int64_t length, const int64_t *numbers, size_t count) {
+    for (; count > 0; numbers += 3, count--) length = numbers[1] > 0 ? (length * numbers[2] + numbers[0]) / numbers[1] : 0;
+    return length;
+}
 
 Tensor run_program(Tensor program, Tensor images, std::vector<int64_t> shape) {
     STD_TORCH_CHECK(program.scalar_type() == ScalarType::Byte && program.dim() == 1 && program.is_contiguous(),
@@ -78,10 +81,11 @@ Tensor run_program(Tensor program, Tensor images, std::vector<int64_t> shape) {
                     " channels; the program takes ", sizes[0]);
     std::vector<int64_t> size{images.size(0), sizes[5], sizes[6], sizes[7]};
     if (shape.size() == 1 && sizes[6] * sizes[7] == 1) size.resize(2);
+    const size_t lengths = shape.size() / 6; /* of each side */
     const bool is_its = size.size() == 2 ? shape[0] == size[1]
-                                         : shape.size() == 5 && shape[0] == size[1] &&
-                                               length_of(images.size(2), shape[1], shape[2]) == size[2] &&
-                                               length_of(images.size(3), shape[3], shape[4]) == size[3];
+                                         : lengths > 0 && shape.size() % 6 == 1 && shape[0] == size[1] &&
+                                               length_of(images.size(2), &shape[1], lengths) == size[2] &&
+                                               length_of(images.size(3), &shape[1 + 3 * lengths], lengths) == size[3];
     STD_TORCH_CHECK(is_its, "qconv::run_program: shape does not give the program's output, of ", sizes[5], " x ",
                     sizes[6], " x ", sizes[7]);
     const Tensor output = torch::stable::new_empty(images, size);
