@@ -1,5 +1,6 @@
 """Files of programs, written by hand, for tests of the C code that reads them (``csrc/plan_file.h``)."""
 
+import itertools
 import random
 import struct
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class File:
             "guard": 1,
             "height": 0,
             "width": 0,
-            "none": 0,
+            "more_inputs": 0,
             "blob_bytes": len(self.blob),
             **self.head,
         }
@@ -114,7 +115,7 @@ def opened(content: bytes, size: tuple[int, int], instruction_set: int) -> int:
     """The handle of a plan."""
     module: Any = kernels()
     address = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
-    return module.plan_open(address.data_ptr(), len(content), *size, instruction_set)
+    return module.plan_open(address.data_ptr(), len(content), instruction_set, *size)
 
 
 def outputs_of(handle: int, input: torch.Tensor, threads: int) -> list[torch.Tensor]:
@@ -122,8 +123,8 @@ def outputs_of(handle: int, input: torch.Tensor, threads: int) -> list[torch.Ten
     module: Any = kernels()
     sizes = module.plan_sizes(handle)[5:]
     outputs = [torch.empty(len(input), *sizes[at : at + 3]) for at in range(0, len(sizes), 3)]
-    addresses = [output.data_ptr() for output in outputs]
-    module.plan_run(handle, input.data_ptr(), *input.stride(), len(input), threads, *addresses)
+    places = [(value.data_ptr(), *value.stride()) for value in (input, *outputs)]
+    module.plan_run(handle, len(input), threads, 1, *itertools.chain.from_iterable(places))
     return outputs
 
 

@@ -31,14 +31,16 @@ def run_programs(draw: random.Random) -> None:
         program, size = every(kinds, groups), (draw.randint(9, 17), draw.randint(9, 17))
         content, images = program_bytes(program, True), torch.randn(draw.randint(1, 5), 5, *size)
         for name in native.instruction_sets():
-            Plan(content, size, name)(images, draw.randint(1, 3))
+            Plan(content, size, instruction_set=name)(images, threads=draw.randint(1, 3))
         for _ in range(60):
             damaged = content.clone()
             for _ in range(draw.randint(1, 3)):
                 place = draw.randrange(min(len(damaged), draw.choice([2000, 20000])))
                 damaged[place] = draw.choice([0, 1, 127, 128, 255, draw.randrange(256)])
             try:
-                Plan(damaged[: draw.choice([len(damaged), draw.randrange(len(damaged))])].clone(), size)(images, 2)
+                Plan(damaged[: draw.choice([len(damaged), draw.randrange(len(damaged))])].clone(), size)(
+                    images, threads=2
+                )
                 ran += 1
             except ValueError:
                 refused += 1

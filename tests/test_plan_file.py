@@ -51,7 +51,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "filled floats": (value(1, F32, 20, 1), r"fill \(=1\) must be in 0 to 0"),
     "unwritten": (lambda file: file.value(F32, 3), "value 11 is never written"),
     "kind": (changed(STEM, kind=10), r"op 1: kind \(=10\)"),
-    "second input": (changed(STEM, kind=0), "op 1: the first op, and no other, must be the input"),
+    "second input": (changed(STEM, kind=0), "op 1: the first ops, and no others, must be the inputs"),
     "in": (changed(STEM, input=11), r"op 1: in \(=11\) must be in 0 to 10"),
     "not yet written": (changed(STEM, input=4), r"op 1: in \(=4\) is read before it is written"),
     "type of in": (changed(BINARY, input=1), r"op 2: in \(=1\) is of type 0, not 2"),
@@ -187,8 +187,8 @@ def test_no_images_and_wrong_arguments() -> None:
     assert [len(output) for output in run(torch.zeros(0, 3, *SIZE))] == [0, 0]
     module: Any = kernels()
     handle = opened(sound().content(), SIZE, 0)
-    with pytest.raises(TypeError, match="takes 2 outputs, not 0"):
-        module.plan_run(handle, 0, 0, 0, 0, 0, 1, 1)
+    with pytest.raises(TypeError, match="takes 5 numbers for each of 3 values, 128 at most, not 5"):
+        module.plan_run(handle, 1, 1, 1, 0, 0, 0, 0, 0)
     module.plan_close(handle)
 
 

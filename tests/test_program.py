@@ -252,7 +252,7 @@ def test_products_stand_for_quotients_only_where_all_edges_agree() -> None:
 
 
 def plan_of(program: Program, size: ops.Size, isa: str | None = None, guard: bool = False) -> Plan:
-    return Plan(program_bytes(program, guard), size, isa)
+    return Plan(program_bytes(program, guard), size, instruction_set=isa)
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
@@ -265,7 +265,7 @@ def test_every_operation_in_c(kinds: int, groups: int, isa: str) -> None:
             x = torch.randn(count, 5, *size)
             wanted = program.run(x)
             for each in (x, x.contiguous(memory_format=torch.channels_last)):
-                assert torch.equal(plan(each, threads)[0], wanted)
+                assert torch.equal(plan(each, threads=threads)[0], wanted)
         x = torch.randn(2, 5, *size)
         assert all(map(torch.equal, program.values(x, run_operation), program.values(x)))
 
@@ -277,8 +277,8 @@ def test_networks_in_c(name: str) -> None:
     wanted = program.run(x)
     for isa in instruction_sets():
         plan = plan_of(program, (17, 13), isa)
-        assert torch.equal(plan(x, 1)[0].flatten(1), wanted)
-        assert torch.equal(torch.cat([plan(image[None], 2)[0] for image in x]).flatten(1), wanted)
+        assert torch.equal(plan(x, threads=1)[0].flatten(1), wanted)
+        assert torch.equal(torch.cat([plan(image[None], threads=2)[0] for image in x]).flatten(1), wanted)
 
 
 def test_a_plan_keeps_to_its_images(bnn: FrozenModel) -> None:
@@ -334,6 +334,51 @@ class Gated(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         hidden = self.first(input)
         return self.second(hidden * hidden.mean((2, 3), keepdim=True).tanh())
+
+
+class Interrupted(nn.Module):
+    """Functions of torch between convolutions: normalized channels, attention, upsampling, and pixels of channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1)
+        self.left, self.right = nn.Conv2d(16, 8, 1), nn.Conv2d(16, 8, 3, 1, 1)
+        self.norm, self.last = nn.LayerNorm(16), nn.Conv2d(20, 12, 1)
+        self.up, self.classes = nn.ConvTranspose2d(16, 4, 2, 2), nn.Linear(6, 4)
+
+    def forward(self, input: Tensor) -> dict[str, Tensor]:
+        hidden = F.relu(self.first(input))
+        normal = self.norm(hidden.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        both = torch.stack([self.left(normal), self.right(hidden)], 1).flatten(3).softmax(-1)
+        deep = F.gelu(self.wide(normal)) + hidden * both.prod(1).sum((1, 2)).view(-1, 1, 1, 1)
+        small = F.interpolate(F.max_pool2d(deep, 2), scale_factor=4.0, mode="bilinear")
+        maps = self.last(torch.cat([small, self.up(deep)], 1))
+        frames = maps.view(len(input), 2, 6, *maps.shape[2:]).flatten(0, 1)  # twice as many images
+        scores = self.classes(frames.mean((2, 3))).view(len(input), 2, 4)
+        return {"maps": F.pixel_shuffle(maps, 2), "scores": scores}
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(4, 4), schemes.bnn()])
+def test_c_runs_the_parts_between_functions_of_torch(scheme: Scheme) -> None:
+    x = torch.randn(5, 3, 16, 12)
+    model = trained(Interrupted(), scheme, x)
+    frozen = build(model, x)
+    wanted, values = frozen(x), frozen.own_values(x)
+    outputs = pytree.tree_leaves(wanted)
+    assert all(map(torch.equal, outputs, [values[place] for place in frozen.program(x).outputs]))
+    checked = verify(model, frozen, x)
+    assert checked.equal, f"\n{checked}"
+    assert frozen.unplanned.endswith(": C has no permute")
+    for other in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
+        found = other(x[2:].contiguous(memory_format=torch.channels_last))
+        for output, whole in zip(pytree.tree_leaves(found), outputs, strict=True):
+            assert torch.allclose(output, whole[2:], atol=1e-6)
+    exported = torch.export.export(frozen, (x,)).module()(x)
+    assert torch.allclose(exported["maps"], wanted["maps"], atol=1e-5)
+    x[3, 0, 0, 0] = torch.inf
+    for output, whole in zip(pytree.tree_leaves(frozen(x)), outputs, strict=True):
+        assert output.flatten(1).isnan().all(1).tolist() == [False, False, False, True, False]
+        assert torch.allclose(output[:3], whole[:3], atol=1e-6)
 
 
 def test_what_c_has_no_operation_for_runs_by_torch(bnn: FrozenModel, tmp_path: Path) -> None:
@@ -757,7 +802,7 @@ def test_a_mean_of_many_equal_pixels() -> None:
     program = Program(4)
     program.outputs = (program.add(ops.Mean(inputs=(0,), channels=4)),)
     found = program.run(x)
-    assert torch.equal(plan_of(program, (1000, 1000))(x, 2)[0], found)
+    assert torch.equal(plan_of(program, (1000, 1000))(x, threads=2)[0], found)
     assert (found - x[..., :1, :1]).abs().max() < 2e-5
 
 

@@ -189,7 +189,7 @@ def run(path: Path, images: Tensor, interpreter: str | None = None) -> dict[str,
         return {"": OnnxModel(path)(images)}
     if name == "program":
         content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-        return {"": Plan(content, (images.shape[2], images.shape[3]))(images, torch.get_num_threads())[0]}
+        return {"": Plan(content, (images.shape[2], images.shape[3]))(images, threads=torch.get_num_threads())[0]}
     try:
         if name == "pt2":
             return {"": torch.export.load(path).module()(images)}

@@ -22,7 +22,7 @@ from ..packed.weight import describe_weight
 from ..program.library import Library
 from ..program.operations import Program
 from ..program.plan import NotFused, program_bytes
-from ..program.planned import Planned, run_operation
+from ..program.planned import Planned
 from ..quantizers import Quantizer
 from ..quantizers.base import has_codes, is_plain, is_wrapped
 from .defaults import of_shipping
@@ -48,7 +48,8 @@ class Frozen(NamedTuple):
 class FrozenModel(nn.Module):
     """A model for inference on integers: `layers` says how.
 
-    On the CPU, float32 images go through the network as one plan in C, if that has all operations (`unplanned`).
+    On the CPU, float32 images go through the network as one plan in C; where that lacks a function, torch computes it
+    between parts that C runs (`unplanned`).
 
     Attributes:
         layers: the result for each quantized layer.
@@ -56,7 +57,7 @@ class FrozenModel(nn.Module):
             layers; None until the first input, if no usual shape suits the model.
         untraced: why the forward stays Python, and only its layers are frozen; empty if it does not.
         nan: the treatment of samples with NaN, "pass" or "refuse", as in `freeze`.
-        unplanned: why images go through `network`; empty if they do not. Known from the first images.
+        unplanned: why C does not run all of the network; empty if it does. Known from the first images.
     """
 
     network: nn.Module | None
@@ -84,15 +85,15 @@ class FrozenModel(nn.Module):
         if not torch.compiler.is_compiling():
             self.suit(input)
         plan = self._plan(input)
-        if self.nan == "pass" and (plan is not None or not self._hides_nan):  # a plan knows NaN by itself
+        knows_nan = not self._hides_nan or (plan is not None and not cast(Planned, self._planned).functions)
+        if self.nan == "pass" and knows_nan:
             return (plan or self._run)(input)
         wrong = ~input.isfinite()
         wrong = wrong.flatten(1).any(1) if input.ndim > 1 else wrong.any().view(1)
         if self.nan == "refuse" and bool(wrong.any()):
             raise ValueError(f"input has NaN or inf in {int(wrong.sum())} of {len(input)} samples")
-        if plan is not None:
-            return plan(input)
-        return tree_map(lambda output: _with_nan(output, wrong), self._run(input))
+        output = (plan or self._run)(input)
+        return output if knows_nan else tree_map(lambda each: _with_nan(each, wrong), output)
 
     def program(self, input: Tensor) -> Program:
         """Return the network as a list of operations for inputs like this one.
@@ -121,15 +122,14 @@ class FrozenModel(nn.Module):
         """Return what `torch.export` traces for images like `input`: their plan alone; this model if they have none."""
         self.suit(input)
         planned = self._planned
-        is_traced = planned is not None and planned.program.structure is None and self._plan(input) is not None
-        return cast(Planned, planned) if is_traced else self
+        is_traced = self._plan(input) is not None and not self.unplanned
+        return planned if is_traced and planned is not None and planned.program.structure is None else self
 
     def own_values(self, input: Tensor) -> Mapping[int, Tensor]:
         """Return the values of the program's operations, by number: those of a plan, or of `network`."""
-        program = self.program(input)
-        if self._plan(input) is not None:
-            return dict(enumerate(program.values(input, run_operation)))
-        return cast(Library, self.network).values(input)
+        self.program(input)
+        planned = self._planned if self._plan(input) is not None else None
+        return cast(Library, self.network).values(input) if planned is None else planned.values(input)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Raise a TypeError: the program and the plan are made of the trained model's numbers."""
@@ -185,7 +185,7 @@ class FrozenModel(nn.Module):
             planned = Planned(program, self._hides_nan)
         except NotFused as reason:
             return None, str(reason)
-        return planned, planned.is_slow((self._sample.shape[2], self._sample.shape[3]))
+        return planned, planned.is_slow((self._sample.shape[2], self._sample.shape[3])) or planned.functions
 
     def _plan(self, input: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return what runs these images as a plan; None if they go through the network's modules."""
@@ -197,8 +197,8 @@ class FrozenModel(nn.Module):
         if not _is_plain_images(input):
             return None
         slow = planned.is_slow((input.shape[2], input.shape[3]))
-        if slow != self.unplanned:
-            self.unplanned = slow
+        if (reason := slow or planned.functions) != self.unplanned:
+            self.unplanned = reason
         return planned.run if not slow and planned.fits(input) else None
 
     def _run(self, input: Tensor) -> Any:

@@ -27,8 +27,8 @@ def freeze(
     `FrozenModel.layers` lists the result for each layer, and the reason.
 
     On the CPU, images go through the program as one plan of kernels in C: the same bits on every processor, for any
-    number of threads and images. `FrozenModel.unplanned` says why not, and then torch's operators run it. Parts of it
-    that have no operation of their own are torch's functions.
+    number of threads and images. What C lacks, such as softmax, is a function of torch between parts that C runs.
+    `FrozenModel.unplanned` names the first one, or says why torch's operators run all of it.
 
     The model takes one tensor; all other arguments of its forward keep their defaults. Its forward runs in Python once,
     on a sample (of `example`, or random, or the first input), and again for other sizes of images: what it decides by

@@ -108,6 +108,15 @@ def fuse(program: Program) -> list[Kernel]:
     return _Fusing(program).run()
 
 
+def missing(program: Program) -> str:
+    """Return the first function that C does not have; empty if it has all."""
+    for operation in program.operations:
+        if isinstance(operation, Function):
+            name = getattr(operation.function, "__name__", type(operation.function).__name__).partition(".")[0]
+            return f"'{operation.origin}': C has no {name}"
+    return ""
+
+
 class _Fusing:
     def __init__(self, program: Program) -> None:
         self.program, self.operations = program, program.operations
@@ -121,10 +130,8 @@ class _Fusing:
         self.folded: set[int] = set()
 
     def run(self) -> list[Kernel]:
-        for operation in self.operations:
-            if isinstance(operation, Function):
-                name = getattr(operation.function, "__name__", type(operation.function).__name__).partition(".")[0]
-                raise NotFused(f"'{operation.origin}': C has no {name}")
+        if reason := missing(self.program):
+            raise NotFused(reason)
         for place, operation in enumerate(self.operations):
             if place in self.folded:
                 continue

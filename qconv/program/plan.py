@@ -115,8 +115,9 @@ class _Writer:
             value, channels = self.stored[place, _FLOATS], operations[place].channels
             records.append({"kind": (OUTPUT,), "input": (value,), "channels": (channels,)})
         counts = VERSION, len(self.values), len(records), operations[0].channels, len(outputs), int(guard)
+        more_inputs = sum(isinstance(operation, Input) for operation in operations) - 1
         parts = [
-            HEAD.pack(MAGIC, *counts, *(self.program.size or (0, 0)), 0, self.length),
+            HEAD.pack(MAGIC, *counts, *(self.program.size or (0, 0)), more_inputs, self.length),
             *(VALUE.pack(*value, 0) for value in self.values),
         ]
         parts += [OP.pack(*chain.from_iterable((FIELDS | record).values())) for record in records]
@@ -242,34 +243,42 @@ def form_of(quantize: Quantize, low: int, high: int) -> tuple[int, float]:
 
 
 class Plan:
-    """The kernels of a program on buffers for images of one size.
+    """The kernels of a program on buffers for inputs of one size each.
 
     Args:
         content: a program's bytes.
-        size: height and width of the images.
+        sizes: height and width of each input; a network's program has one, its images.
         instruction_set: as in `qconv.kernels.native`; None is the best one.
 
     Attributes:
-        channels: of the images.
+        channels: of the first input.
 
     Raises:
         ValueError: damaged bytes; images that are too small for a window.
         NotFused: qconv was installed without its C kernels.
     """
 
-    def __init__(self, content: Tensor, size: Size, instruction_set: str | None = None) -> None:
+    def __init__(self, content: Tensor, *sizes: Size, instruction_set: str | None = None) -> None:
         if kernels() is None:
             raise NotFused("qconv was installed without its C kernels")
         self._module: Any = kernels()
-        self._handle = self._module.plan_open(content.data_ptr(), len(content), *size, number_of(instruction_set))
-        self.channels, _, _, _, _, *sizes = self._module.plan_sizes(self._handle)
-        self._shapes = [sizes[first : first + 3] for first in range(0, len(sizes), 3)]
+        given = number_of(instruction_set), *chain.from_iterable(sizes)
+        self._handle = self._module.plan_open(content.data_ptr(), len(content), *given)
+        self.channels, _, _, _, _, *numbers = self._module.plan_sizes(self._handle)
+        self._shapes = [numbers[first : first + 3] for first in range(0, len(numbers), 3)]
 
-    def __call__(self, input: Tensor, threads: int) -> list[Tensor]:
-        """Return the outputs, (N, C, H, W), for images of the plan's shape, float32 on the CPU in any memory format."""
-        outputs = [torch.empty(len(input), *shape, dtype=torch.float32, device="cpu") for shape in self._shapes]
-        places = [output.data_ptr() for output in outputs]
-        self._module.plan_run(self._handle, input.data_ptr(), *input.stride(), len(input), threads, *places)
+    def __call__(
+        self, *inputs: Tensor, threads: int, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> list[Tensor]:
+        """Return the outputs, (N, C, H, W), for inputs of the plan's sizes, float32 on the CPU in any memory format."""
+        count, places = inputs[0].shape[0], list[int]()
+        outputs = [
+            torch.empty(count, *shape, dtype=torch.float32, device="cpu", memory_format=memory_format)
+            for shape in self._shapes
+        ]
+        for value in (*inputs, *outputs):
+            places += value.data_ptr(), *value.stride()
+        self._module.plan_run(self._handle, count, threads, len(inputs), *places)
         return outputs
 
     def __del__(self) -> None:

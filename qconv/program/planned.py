@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from ..kernels.library import LIBRARY
 from ..kernels.native import kernels
-from .fuse import NotFused
+from .fuse import NotFused, missing
 from .operations import ConvFloats, Length, Operation, Program, Size
+from .parts import Part, split
 from .plan import Plan, program_bytes
 from .read import read_program
 
@@ -82,7 +83,7 @@ def run_program(program: Tensor, images: Tensor, shape: list[int]) -> Tensor:
 def _by_plan(content: Tensor, images: Tensor, size: Size) -> Tensor:
     plan = _opened(_Opened(content, size))
     _check(images, plan.channels)
-    output, *others = plan(images, torch.get_num_threads())
+    output, *others = plan(images, threads=torch.get_num_threads())
     if others:
         raise ValueError("the program has several outputs")
     return output
@@ -107,7 +108,7 @@ def run_operation(operation: Operation, *values: Tensor) -> Tensor:
     program = Program(values[0].shape[1])
     program.outputs = (program.add(replace(operation, inputs=(0,))),)
     plan = Plan(program_bytes(program, False), (values[0].shape[2], values[0].shape[3]))
-    return plan(values[0], torch.get_num_threads())[0]
+    return plan(values[0], threads=torch.get_num_threads())[0]
 
 
 def _check(images: Tensor, channels: int) -> None:
@@ -141,21 +142,56 @@ def _(program: Tensor, images: Tensor, shape: list[int]) -> Tensor:
     return images.new_empty(size)
 
 
+class _Plans:
+    """A program's plans for the last sizes of its inputs.
+
+    Args:
+        content: the program's bytes.
+        is_last: whether outputs have channels last, as kernels do.
+    """
+
+    def __init__(self, content: Tensor, is_last: bool) -> None:
+        self.content, self.is_last = content, is_last
+        self._plans: dict[tuple[Size, ...], Plan] = {}
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        return self.of(*inputs)(*inputs, threads=torch.get_num_threads(), memory_format=self.memory_format)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """That of outputs."""
+        return torch.channels_last if self.is_last else torch.contiguous_format
+
+    def of(self, *inputs: Tensor) -> Plan:
+        """Return the plan for inputs of these sizes."""
+        sizes = tuple((input.shape[2], input.shape[3]) for input in inputs)
+        plan = self._plans.get(sizes)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.pop(next(iter(self._plans)), None)  # another thread may have done it
+            plan = self._plans[sizes] = Plan(self.content, *sizes)
+        return plan
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}
+
+
 class Planned(nn.Module):
-    """A program that C runs: a plan for each of the last sizes of images.
+    """A program that C runs, in parts where functions of torch stand between.
 
     Args:
         program: the program.
-        guard: as in `program_bytes`.
+        guard: as in `program_bytes`; parts have none.
 
     Attributes:
-        content: the program's bytes.
+        content: the program's bytes, if C runs all of it.
+        functions: the first function that C does not have; empty if C runs all.
 
     Raises:
         NotFused: the kernels can't run it, or qconv was installed without them.
     """
 
-    content: Tensor
+    content: Tensor | None
 
     def __init__(self, program: Program, guard: bool) -> None:
         super().__init__()
@@ -163,8 +199,14 @@ class Planned(nn.Module):
             raise NotFused("qconv was installed without its C kernels")
         self.program, self.shape = program, program.shape()
         self.channels, self.size = program.operations[0].channels, program.size
-        self.register_buffer("content", program_bytes(program, guard))
-        self._plans: dict[Size, Plan] = {}
+        self.functions = missing(program)
+        whole = Part(program, [*range(1, len(program.operations))], (0,), program.outputs)
+        self.steps = split(program) if self.functions else [whole]
+        parts = [step for step in self.steps if isinstance(step, Part)]
+        if not parts:
+            raise NotFused(self.functions)
+        self.plans = [_Plans(program_bytes(part.program, guard and part is whole), part is not whole) for part in parts]
+        self.register_buffer("content", None if self.functions else self.plans[0].content)
         self._slow: dict[Size, str] = {}
 
     def is_slow(self, size: Size) -> str:
@@ -180,9 +222,10 @@ class Planned(nn.Module):
         return input.shape[1] == self.channels and self.size in (None, tuple(input.shape[2:]))
 
     def fits(self, input: Tensor) -> bool:
-        """Whether there is a plan for images of this size: they may be too small for a window, or too large."""
+        """Whether there is a first plan for images of this size: they may be too small for a window, or too large."""
         try:
-            self._plan(input)
+            if isinstance(self.steps[0], Part):
+                self.plans[0].of(input)
         except ValueError:
             return False
         return True
@@ -193,16 +236,30 @@ class Planned(nn.Module):
 
     def run(self, input: Tensor) -> Any:
         """Return all outputs, without what an operator in Python costs."""
-        return self.program.put_together(self._plan(input)(input, torch.get_num_threads()))
+        if not self.functions:
+            return self.program.put_together(self.plans[0](input))
+        values, plans = {0: input}, iter(self.plans)
+        for step in self.steps:
+            if isinstance(step, Part):
+                results = next(plans)(*(values[place] for place in step.inputs))
+                values.update(zip(step.outputs, results, strict=True))
+            else:
+                self._operate(step, values)
+        return self.program.put_together([values[place] for place in self.program.outputs])
 
-    def _plan(self, input: Tensor) -> Plan:
-        size = input.shape[2], input.shape[3]
-        plan = self._plans.get(size)
-        if plan is None:
-            if len(self._plans) >= _PLANS:
-                self._plans.pop(next(iter(self._plans)), None)  # another thread may have done it
-            plan = self._plans[size] = Plan(self.content.cpu(), size)
-        return plan
+    def values(self, input: Tensor) -> dict[int, Tensor]:
+        """Return the values of all operations, by number, as `run` has them."""
+        values, plans = {0: input}, iter(self.plans)
+        for step in self.steps:
+            if isinstance(step, Part):
+                for place in step.places:
+                    self._operate(place, values)
+                form = next(plans).memory_format  # functions may round otherwise in another one
+                values.update((place, values[place].contiguous(memory_format=form)) for place in step.outputs)
+            else:
+                self._operate(step, values)
+        return values
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}
+    def _operate(self, place: int, values: dict[int, Tensor]) -> None:
+        operation = self.program.operations[place]
+        values[place] = run_operation(operation, *(values[given] for given in operation.inputs))

@@ -78,17 +78,23 @@ FUNCTION(sign_grad_weight, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, 0, LookUp, lo
          look_up_grad_weight(&call, n[LOOK_UP_NUMBERS], parallel_for), "tables")
 
 /* ---- programs of frozen networks ---- */
-/* plan_open(address, count, height, width, isa) -> handle */
+/* plan_open(address, count, isa, height, width, ... of each input) -> handle */
 static PyObject *call_plan_open(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    enum { FIRST = 3 };
     void *a[1];
-    int64_t n[4];
+    int64_t n[2];
     char error[PLAN_MESSAGE];
     Plan *plan;
     (void)module;
-    if (!read_call("plan_open", arguments, count, 1, 4, 0, a, n, NULL)) return NULL;
+    if (!read_call("plan_open", arguments, count < FIRST ? count : FIRST, 1, 2, 0, a, n, NULL)) return NULL;
+    const Py_ssize_t inputs = (count - FIRST) / 2;
+    int64_t(*sizes)[2] = malloc((size_t)(inputs + 1) * sizeof *sizes);
+    if (sizes == NULL) return PyErr_NoMemory();
+    for (Py_ssize_t k = 0; k < 2 * inputs; k++) sizes[k / 2][k % 2] = PyLong_AsLongLong(arguments[FIRST + k]);
     Py_BEGIN_ALLOW_THREADS
-    plan = plan_open(a[0], (size_t)n[0], n[1], n[2], (int)n[3], error);
+    plan = plan_open(a[0], (size_t)n[0], (const int64_t(*)[2])sizes, (int)inputs, (int)n[1], error);
     Py_END_ALLOW_THREADS
+    free(sizes);
     if (plan != NULL) return PyLong_FromVoidPtr(plan);
     return error[0] ? PyErr_Format(PyExc_ValueError, "%s", error) : PyErr_NoMemory();
 }
@@ -121,28 +127,29 @@ static PyObject *call_plan_sizes(PyObject *module, PyObject *const *arguments, P
     return tuple;
 }
 
-/* plan_run(handle, input, 4 strides in floats, n, threads, output, ...): addresses but for the numbers */
+/* plan_run(handle, n, threads, inputs, then of each input and output: address, 4 strides in floats) */
 static PyObject *call_plan_run(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    enum { FIRST = 8 };
-    void *a[2];
-    int64_t n[6];
+    enum { FIRST = 4, MOST = 128 };
+    void *a[1], *places[MOST];
+    int64_t n[3], strides[MOST][4];
     int failed;
     (void)module;
-    if (!read_call("plan_run", arguments, count < FIRST ? count : FIRST, 2, 6, 0, a, n, NULL)) return NULL;
-    const int64_t outputs = (plan_sizes(a[0], NULL, 0) - PLAN_FIRST_OUTPUT) / 3;
-    if (count - FIRST != outputs)
-        return PyErr_Format(PyExc_TypeError, "plan_run() takes %lld outputs, not %zd", (long long)outputs, count - FIRST);
-    float **output = malloc((size_t)outputs * sizeof *output);
-    if (output == NULL) return PyErr_NoMemory();
-    for (int64_t k = 0; k < outputs; k++) output[k] = PyLong_AsVoidPtr(arguments[FIRST + k]);
-    if (PyErr_Occurred() == NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        failed = plan_run(a[0], a[1], n, n[4], (int)n[5], output);
-        Py_END_ALLOW_THREADS
-        if (failed) PyErr_NoMemory();
+    if (!read_call("plan_run", arguments, count < FIRST ? count : FIRST, 1, 3, 0, a, n, NULL)) return NULL;
+    const int64_t values = n[2] + (plan_sizes(a[0], NULL, 0) - PLAN_FIRST_OUTPUT) / 3;
+    if (count != FIRST + 5 * values || values > MOST)
+        return PyErr_Format(PyExc_TypeError, "plan_run() takes 5 numbers for each of %lld values, 128 at most, not %zd",
+                            (long long)values, count - FIRST);
+    arguments += FIRST;
+    for (int64_t k = 0; k < values; k++) {
+        places[k] = PyLong_AsVoidPtr(*arguments++);
+        for (int i = 0; i < 4; i++) strides[k][i] = PyLong_AsLongLong(*arguments++);
     }
-    free(output);
     if (PyErr_Occurred() != NULL) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    failed = plan_run(a[0], (const float *const *)places, (const int64_t(*)[4])strides, n[0], (int)n[1],
+                      (float *const *)(places + n[2]), (const int64_t(*)[4])(strides + n[2]));
+    Py_END_ALLOW_THREADS
+    if (failed) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 

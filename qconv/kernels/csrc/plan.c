@@ -54,10 +54,10 @@ static int choose_kernels(Plan *plan, int isa) {
     return 1;
 }
 
-static int open_program(Plan *plan, const void *bytes, size_t count, int64_t height, int64_t width,
+static int open_program(Plan *plan, const void *bytes, size_t count, const int64_t (*sizes)[2], int inputs,
                         char error[PLAN_MESSAGE]) {
     Program *program = &plan->program;
-    if (!program_read(program, bytes, count, height, width, error) || !plan_place_values(plan, error)) return 0;
+    if (!program_read(program, bytes, count, sizes, inputs, error) || !plan_place_values(plan, error)) return 0;
     plan->packed_bytes = 0;
     plan->steps = plan_keep(plan, program->head.ops * (int64_t)sizeof *plan->steps);
     plan->output_of = plan_keep(plan, 4 * (int64_t)program->head.ops);
@@ -70,13 +70,14 @@ static int open_program(Plan *plan, const void *bytes, size_t count, int64_t hei
     return !plan->failed;
 }
 
-Plan *plan_open(const void *bytes, size_t count, int64_t height, int64_t width, int isa, char error[PLAN_MESSAGE]) {
+Plan *plan_open(const void *bytes, size_t count, const int64_t (*sizes)[2], int inputs, int isa,
+                char error[PLAN_MESSAGE]) {
     error[0] = 0;
     Plan *plan = calloc(1, sizeof *plan);
     if (plan == NULL) return NULL;
     if (!choose_kernels(plan, isa))
         snprintf(error, PLAN_MESSAGE, "instruction set (=%d) is not one of this machine", isa);
-    else if (open_program(plan, bytes, count, height, width, error))
+    else if (open_program(plan, bytes, count, sizes, inputs, error))
         return plan;
     plan_close(plan);
     return NULL;
@@ -164,9 +165,10 @@ static void run_image(const Plan *plan, const Run *run, int ops, int has_pool) {
 /* ---- many images: each thread on a group ---- */
 typedef struct {
     Plan *plan;
-    const float *input;
-    const int64_t *strides;
+    const float *const *inputs;
+    const int64_t (*strides)[4];
     float *const *outputs;
+    const int64_t (*to_strides)[4];
     int64_t n, group;
     atomic_int failed;
 } Batch;
@@ -176,7 +178,7 @@ static void run_group(void *given, int piece) {
     Plan *plan = batch->plan;
     const int64_t first = piece * batch->group, left = batch->n - first;
     const int count = (int)(left < batch->group ? left : batch->group);
-    Run run = {take_arena(plan), 0, 1, NULL, batch->strides, batch->outputs, 0};
+    Run run = {take_arena(plan), 0, 1, batch->inputs, batch->strides, batch->outputs, batch->to_strides, first};
     if (run.arena == NULL) {
         atomic_store(&batch->failed, 1);
         return;
@@ -184,8 +186,6 @@ static void run_group(void *given, int piece) {
     for (int g = 0; g < count; g++) {
         atomic_store_explicit(&run.arena->odd[g], 0, memory_order_relaxed);
         run.image = g;
-        run.input = batch->input + (first + g) * batch->strides[0];
-        run.first = first;
         for (int i = 0; i < plan->late; i++) plan->part(plan, &plan->steps[i], &run, 0, 1);
     }
     run.image = 0, run.count = count;
@@ -206,16 +206,17 @@ static int run_groups(Batch *batch, int threads, int has_pool) {
 }
 
 static int run_images(Batch *batch, int has_pool) {
-    Run run = {take_arena(batch->plan), 0, 1, batch->input, batch->strides, batch->outputs, 0};
+    Run run = {take_arena(batch->plan), 0, 1, batch->inputs, batch->strides, batch->outputs, batch->to_strides, 0};
     if (run.arena == NULL) return 1;
-    for (; run.first < batch->n; run.first++, run.input += batch->strides[0])
+    for (; run.first < batch->n; run.first++)
         run_image(batch->plan, &run, batch->plan->program.head.ops, has_pool);
     give_arena(batch->plan, run.arena);
     return 0;
 }
 
-int plan_run(Plan *plan, const float *input, const int64_t strides[4], int64_t n, int threads, float *const *outputs) {
-    Batch batch = {plan, input, strides, outputs, n, 1, 0};
+int plan_run(Plan *plan, const float *const *inputs, const int64_t (*strides)[4], int64_t n, int threads,
+             float *const *outputs, const int64_t (*to_strides)[4]) {
+    Batch batch = {plan, inputs, strides, outputs, to_strides, n, 1, 0};
     if (n < 1) return 0;
     const int has_pool = pool_take(threads);
     if (!has_pool) threads = 1;

@@ -240,18 +240,21 @@ static int check_repeat(const Check *check, const Op *op, Size in, Size *out) {
 
 static int check_input(const Check *check, const Op *op, Size size) {
     if (op->in != -1) return fail(check, "in (=%d) must be -1", op->in);
-    if (op->cout != check->program->head.in_channels)
+    if (check->op == 0 && op->cout != check->program->head.in_channels)
         return fail(check, "cout (=%d) must be in_channels (=%d)", op->cout, check->program->head.in_channels);
     if (op->out_bits != -1 || op->codes || op->residual != -1) return fail(check, "an input has out_f32 alone");
     return writes(check, "out_f32", op->out_f32, F32, op->cout, size);
 }
 
-/* The op and the size of what it computes, for images of the given size. */
-static int check_op(Check *check, Op *op, Size image, Size *size) {
+/* The op and the size of what it computes, for inputs of the given sizes. */
+static int check_op(Check *check, Op *op, const int64_t (*sizes)[2], Size *size) {
     if (!within(check, "kind", op->kind, 0, KINDS - 1) || !within(check, "cout", op->cout, 1, MOST)) return 0;
-    if ((op->kind == INPUT) != (check->op == 0)) return fail(check, "the first op, and no other, must be the input");
-    *size = image;
-    if (op->kind == INPUT) return check_input(check, op, image);
+    if ((op->kind == INPUT) != (check->op <= check->program->head.more_inputs))
+        return fail(check, "the first ops, and no others, must be the inputs");
+    if (op->kind == INPUT) {
+        *size = (Size){(int32_t)sizes[check->op][0], (int32_t)sizes[check->op][1]};
+        return check_input(check, op, *size);
+    }
     const int type = op->kind == CONV_BITS ? BITS : op->kind == CONV_CODES ? U8 : F32;
     if (!reads(check, "in", op->in, type)) return 0;
     const int32_t channels = check->program->values[op->in].channels;
@@ -284,10 +287,10 @@ static int check_values(const Check *check) {
     return 1;
 }
 
-static int check_ops(Check *check, Size image) {
+static int check_ops(Check *check, const int64_t (*sizes)[2]) {
     const Head *head = &check->program->head;
     for (check->op = 0; check->op < head->ops; check->op++)
-        if (!check_op(check, &check->program->ops[check->op], image, &check->program->op_size[check->op])) return 0;
+        if (!check_op(check, &check->program->ops[check->op], sizes, &check->program->op_size[check->op])) return 0;
     check->op = -1;
     for (int i = 0; i < head->values; i++)
         if (!check->written[i]) return fail(check, "value %d is never written", i);
@@ -295,7 +298,7 @@ static int check_ops(Check *check, Size image) {
            fail(check, "outputs (=%d), but there are %d", head->outputs, check->outputs);
 }
 
-static int check_head(const Check *check, size_t count, int64_t height, int64_t width) {
+static int check_head(const Check *check, size_t count, const int64_t (*sizes)[2], int inputs) {
     const Head *head = &check->program->head;
     if (head->magic != MAGIC) return fail(check, "not the file of a program");
     if (head->version != VERSION) return fail(check, "version (=%d) must be %d", head->version, VERSION);
@@ -303,9 +306,12 @@ static int check_head(const Check *check, size_t count, int64_t height, int64_t 
         !within(check, "in_channels", head->in_channels, 1, MOST) ||
         !within(check, "outputs", head->outputs, 1, MOST) || !within(check, "guard", head->guard, 0, 1) ||
         !within(check, "blob_bytes", head->blob_bytes, 0, (int64_t)1 << 48) ||
-        !within(check, "height", height, 1, MOST) || !within(check, "width", width, 1, MOST))
+        !within(check, "inputs", inputs, 1, MOST) ||
+        !within(check, "more_inputs", head->more_inputs, inputs - 1, inputs - 1))
         return 0;
-    if ((head->height || head->width) && (head->height != height || head->width != width))
+    for (int k = 0; k < inputs; k++)
+        if (!within(check, "height", sizes[k][0], 1, MOST) || !within(check, "width", sizes[k][1], 1, MOST)) return 0;
+    if ((head->height || head->width) && (head->height != sizes[0][0] || head->width != sizes[0][1]))
         return fail(check, "the program is for images of %d x %d", head->height, head->width);
     const int64_t wanted = (int64_t)sizeof(Head) + head->values * (int64_t)sizeof(Value) +
                            head->ops * (int64_t)sizeof(Op) + head->blob_bytes;
@@ -313,14 +319,14 @@ static int check_head(const Check *check, size_t count, int64_t height, int64_t 
            fail(check, "the file has %zu bytes, and should have %lld", count, (long long)wanted);
 }
 
-int program_read(Program *program, const void *bytes, size_t count, int64_t height, int64_t width,
+int program_read(Program *program, const void *bytes, size_t count, const int64_t (*sizes)[2], int inputs,
                  char error[PLAN_MESSAGE]) {
     Check check = {.program = program, .error = error, .op = -1};
     error[0] = 0;
     memset(program, 0, sizeof *program);
     if (count < sizeof(Head)) return fail(&check, "a file of %zu bytes is too short", count);
     memcpy(&program->head, bytes, sizeof(Head));
-    if (!check_head(&check, count, height, width)) return 0;
+    if (!check_head(&check, count, sizes, inputs)) return 0;
     const size_t values = (size_t)program->head.values, ops = (size_t)program->head.ops;
     const char *from = (const char *)bytes + sizeof(Head);
     program->values = malloc(values * sizeof(Value));
@@ -333,7 +339,7 @@ int program_read(Program *program, const void *bytes, size_t count, int64_t heig
         memcpy(program->values, from, values * sizeof(Value));
         memcpy(program->ops, from + values * sizeof(Value), ops * sizeof(Op));
         program->blob = from + values * sizeof(Value) + ops * sizeof(Op);
-        right = check_values(&check) && check_ops(&check, (Size){(int32_t)height, (int32_t)width});
+        right = check_values(&check) && check_ops(&check, sizes);
     }
     free(check.written);
     return right;

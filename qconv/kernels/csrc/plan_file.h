@@ -10,7 +10,8 @@ enum { PRODUCT, QUOTIENT, EDGES, FORMS }; /* how codes are found */
 
 typedef struct {
     int32_t magic, version, values, ops, in_channels, outputs, guard;
-    int32_t height, width, none; /* the only size of images; 0 for any */
+    int32_t height, width; /* the only size of the first input; 0 for any */
+    int32_t more_inputs;   /* than one; the first ops are the inputs */
     int64_t blob_bytes;
 } Head;
 
@@ -32,7 +33,7 @@ _Static_assert(sizeof(Head) == 48 && sizeof(Value) == 16 && sizeof(Op) == 216, "
 
 typedef struct { int32_t h, w; } Size;
 
-/* A checked file for one size of images. */
+/* A checked file for inputs of some sizes. */
 typedef struct {
     Head head;
     Value *values;
@@ -43,7 +44,7 @@ typedef struct {
 } Program;
 
 /* Returns 1, or 0 with an error as plan_open has it. `program` is to be freed in both cases. */
-int program_read(Program *program, const void *bytes, size_t count, int64_t height, int64_t width,
+int program_read(Program *program, const void *bytes, size_t count, const int64_t (*sizes)[2], int inputs,
                  char error[PLAN_MESSAGE]);
 void program_free(Program *program);
 

@@ -482,34 +482,40 @@ static void copy_input(const Plan *plan, const Step *s, const Run *run, int imag
     const Size size = plan->program.value_size[s->op->out_f32];
     const int64_t channels = s->op->cout;
     char *to = inside(plan, run, s->op->out_f32, image);
-    const float *from = run->input + image * run->strides[0];
+    const int64_t number = s - plan->steps, *strides = run->strides[number];
+    const float *from = run->inputs[number] + (run->first + run->image + image) * strides[0];
     int start, stop, odd = 0;
     share_of(size.h, part, parts, &start, &stop);
     for (int y = start; y < stop; y++) {
         float *row = (float *)(to + y * place->row);
-        copy_row(row, from + y * run->strides[2], channels, size.w, run->strides[1], run->strides[3]);
+        copy_row(row, from + y * strides[2], channels, size.w, strides[1], strides[3]);
         if (plan->program.head.guard) odd |= has_odd(row, size.w * channels);
     }
     if (odd) atomic_store_explicit(&run->arena->odd[run->image + image], 1, memory_order_relaxed);
 }
 
-/* Copies a value to (C, H, W) of the outputs. */
+/* Copies a value to an output. */
 static TARGET void copy_output(const Plan *plan, const Step *s, const Run *run, int image) {
     const int32_t value = s->op->in;
     const Place *place = &plan->places[value];
     const Size size = plan->program.value_size[value];
-    const int64_t channels = s->op->cout, plane = (int64_t)size.h * size.w;
-    const char *from = inside(plan, run, value, image);
-    float *to = run->outputs[plan->output_of[s - plan->steps]] + (run->first + run->image + image) * channels * plane;
-    if (atomic_load_explicit(&run->arena->odd[run->image + image], memory_order_relaxed)) {
-        for (int64_t i = 0; i < channels * plane; i++) to[i] = __builtin_nanf("");
-    } else if (plane == 1) {
-        memcpy(to, from, (size_t)channels * 4);
-    } else {
-        for (int64_t y = 0; y < size.h; y++)
+    const int64_t channels = s->op->cout, plane = (int64_t)size.h * size.w, number = plan->output_of[s - plan->steps];
+    const int64_t contiguous[] = {channels * plane, plane == 1 ? 1 : plane, size.w, 1};
+    const int64_t *strides = run->to_strides == NULL ? contiguous : run->to_strides[number];
+    float *to = run->outputs[number] + (run->first + run->image + image) * strides[0];
+    const int is_odd = atomic_load_explicit(&run->arena->odd[run->image + image], memory_order_relaxed);
+    for (int64_t y = 0; y < size.h; y++, to += strides[2]) {
+        const char *from = inside(plan, run, value, image) + y * place->row;
+        if (is_odd) {
+            for (int64_t x = 0; x < size.w; x++)
+                for (int64_t c = 0; c < channels; c++) to[c * strides[1] + x * strides[3]] = __builtin_nanf("");
+        } else if (strides[1] == 1) {
+            for (int64_t x = 0; x < size.w; x++) memcpy(to + x * strides[3], from + x * place->pixel, (size_t)channels * 4);
+        } else {
             for (int64_t c = 0; c < channels; c++)
                 for (int64_t x = 0; x < size.w; x++)
-                    memcpy(to + c * plane + y * size.w + x, from + y * place->row + x * place->pixel + 4 * c, 4);
+                    memcpy(to + c * strides[1] + x * strides[3], from + x * place->pixel + 4 * c, 4);
+        }
     }
 }
 

@@ -53,10 +53,11 @@ typedef struct {
     Arena *arena;
     int64_t image;
     int count;
-    const float *input; /* of the first image, as outputs are */
-    const int64_t *strides;
+    const float *const *inputs;
+    const int64_t (*strides)[4];
     float *const *outputs;
-    int64_t first; /* the first image's number in the outputs */
+    const int64_t (*to_strides)[4]; /* NULL for contiguous ones */
+    int64_t first; /* the number of the group's first image in inputs and outputs */
 } Run;
 
 typedef void (*Part)(const Plan *plan, const Step *step, const Run *run, int part, int parts);

@@ -76,7 +76,7 @@ static int run(Plan *plan, int threads) {
     while (!failed) {
         const size_t numbers = fread(input, sizeof *input, (size_t)(AT_ONCE * pixels), stdin);
         const int64_t n = (int64_t)numbers / pixels;
-        if (n > 0 && plan_run(plan, input, strides, n, threads, outputs)) failed = fail("the images", "no memory");
+        if (n > 0 && plan_run(plan, &(const float *){input}, &strides, n, threads, outputs, NULL)) failed = fail("the images", "no memory");
         for (int64_t i = 0; i < n && !failed; i++) print(outputs, counts, count, i);
         if (!failed && (int64_t)numbers % pixels) failed = fail("the standard input", "it ends within an image");
         if ((int64_t)numbers < AT_ONCE * pixels) break;
@@ -100,7 +100,8 @@ int main(int count, char **arguments) {
     char error[PLAN_MESSAGE] = "";
     char *bytes = read_file(arguments[1], &size);
     if (bytes == NULL) return 1;
-    Plan *plan = plan_open(bytes, size, height, width, PLAN_BEST, error);
+    const int64_t images[1][2] = {{height, width}};
+    Plan *plan = plan_open(bytes, size, images, 1, PLAN_BEST, error);
     free(bytes);
     if (plan == NULL) return fail(arguments[1], *error ? error : "no memory");
     const int failed = run(plan, (int)threads);

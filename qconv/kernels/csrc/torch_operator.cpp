@@ -37,7 +37,8 @@ struct Opened {
 
 std::shared_ptr<Opened> open(const char *bytes, size_t count, int64_t height, int64_t width) {
     char error[PLAN_MESSAGE];
-    PlanOwner plan(plan_open(bytes, count, height, width, PLAN_BEST, error), plan_close);
+    const int64_t size[1][2] = {{height, width}};
+    PlanOwner plan(plan_open(bytes, count, size, 1, PLAN_BEST, error), plan_close);
     STD_TORCH_CHECK(plan != nullptr, "qconv::run_program: ", error[0] ? error : "no memory for the plan");
     return std::make_shared<Opened>(Opened{{bytes, bytes + count}, height, width, std::move(plan)});
 }
@@ -90,10 +91,10 @@ Tensor run_program(Tensor program, Tensor images, std::vector<int64_t> shape) {
                     sizes[6], " x ", sizes[7]);
     const Tensor output = torch::stable::new_empty(images, size);
     float *const outputs[] = {static_cast<float *>(output.mutable_data_ptr())};
-    const int64_t strides[] = {images.stride(0), images.stride(1), images.stride(2), images.stride(3)};
+    const int64_t strides[][4] = {{images.stride(0), images.stride(1), images.stride(2), images.stride(3)}};
     const auto threads = static_cast<int>(torch::stable::get_num_threads());
-    const auto *from = static_cast<const float *>(images.const_data_ptr());
-    STD_TORCH_CHECK(plan_run(plan, from, strides, images.size(0), threads, outputs) == 0,
+    const float *const from[] = {static_cast<const float *>(images.const_data_ptr())};
+    STD_TORCH_CHECK(plan_run(plan, from, strides, images.size(0), threads, outputs, nullptr) == 0,
                     "qconv::run_program: no memory for images");
     return output;
 }
