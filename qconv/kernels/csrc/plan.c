@@ -224,5 +224,3 @@ int plan_run(Plan *plan, const float *const *inputs, const int64_t (*strides)[4]
     if (has_pool) pool_leave();
     return failed;
 }
-
-/* ---- a look into a run ---- */

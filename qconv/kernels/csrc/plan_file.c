@@ -224,7 +224,9 @@ static int check_epilogue(const Check *check, const Op *op, Size size) {
 
 /* ---- ops ---- */
 static int check_select(const Check *check, const Op *op) {
-    if (!in_blob(check, "weight", op->weight, 4 * (int64_t)op->cout)) return 0;
+    if (!within(check, "stride", op->sh, 1, 1) || !within(check, "stride", op->sw, 1, 1) ||
+        !in_blob(check, "weight", op->weight, 4 * (int64_t)op->cout))
+        return 0;
     for (int32_t c = 0, from; c < op->cout; c++) {
         memcpy(&from, check->program->blob + op->weight + 4 * (int64_t)c, 4);
         if (!within(check, "a channel of the input", from, 0, check->program->values[op->in].channels - 1)) return 0;

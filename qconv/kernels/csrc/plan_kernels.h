@@ -293,7 +293,7 @@ static int flags_of(const Op *op) {
 }
 
 typedef void (*Finish)(const Outs *, const float *, int, int, int, int);
-static TARGET void finish_any(const Outs *o, const float *acc, int q, int count, int channel, int nv) {
+static __attribute__((noinline)) TARGET void finish_any(const Outs *o, const float *acc, int q, int count, int channel, int nv) {
     finish(o, acc, q, count, channel, nv, flags_of(o->s->op));
 }
 /* Compiled once more for each of the usual sets of outputs, but for vectors with lanes that are no channels. */
@@ -392,37 +392,45 @@ static char *inside(const Plan *plan, const Run *run, int32_t value, int image) 
 /* Means or largest values over the pixels of a window that lie inside. */
 static TARGET void pool(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
     const Op *op = s->op;
+    const Place *place = &plan->places[op->in];
+    const Size size = plan->program.value_size[op->in];
     const Outs outs = outs_of(plan, s, run, image);
     const char *in = inside(plan, run, op->in, image);
     const Finish then = finish_of(op);
     const int cin = plan->program.values[op->in].channels; /* others are 0 */
     int start, stop;
     share_of(s->pixels, part, parts, &start, &stop);
-    for (int q = start; q < stop; q++)
+    for (int q = start, count; q < stop; q += count) {
+        float acc[PIXELS * LANES] __attribute__((aligned(64)));
+        count = stop - q < PIXELS ? stop - q : PIXELS;
         for (int c = 0; c < op->cout; c += LANES) {
-            const int y = q / s->out_w * op->sh - op->top, x = q % s->out_w * op->sw - op->left;
-            float acc[LANES] __attribute__((aligned(64)));
-            f_store(acc, pooled(op, in + 4 * c, &plan->places[op->in], plan->program.value_size[op->in], y, x,
-                                first_of(cin - c)));
-            then(&outs, acc, q, 1, c, 1);
+            for (int p = 0; p < count; p++) {
+                const int y = (q + p) / s->out_w * op->sh - op->top, x = (q + p) % s->out_w * op->sw - op->left;
+                f_store(acc + p * LANES, pooled(op, in + 4 * c, place, size, y, x, first_of(cin - c)));
+            }
+            then(&outs, acc, q, count, c, 1);
         }
+    }
 }
 
-/* Channels in another order, and pixels several times. */
+/* Single pixels, perhaps with their channels in another order. */
 static TARGET void pick(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
-    const Op *op = s->op;
-    const Place *place = &plan->places[op->in];
     const Outs outs = outs_of(plan, s, run, image);
-    const char *in = inside(plan, run, op->in, image);
-    const Finish then = finish_of(op);
+    const char *in = memory_of(plan, run, s->op->in, image);
+    const Finish then = finish_of(s->op);
+    const int cin = plan->program.values[s->op->in].channels; /* others are 0 */
     int start, stop;
     share_of(s->pixels, part, parts, &start, &stop);
-    for (int q = start; q < stop; q++) {
-        const char *from = in + q / s->out_w / op->sh * place->row + q % s->out_w / op->sw * place->pixel;
-        for (int c = 0; c < op->cout; c += LANES) {
-            float acc[LANES] __attribute__((aligned(64)));
-            f_store(acc, f_gather(from, i_load(s->spread + c)));
-            then(&outs, acc, q, 1, c, 1);
+    for (int q = start, count; q < stop; q += count) {
+        float acc[PIXELS * LANES] __attribute__((aligned(64)));
+        count = stop - q < PIXELS ? stop - q : PIXELS;
+        for (int c = 0; c < s->op->cout; c += LANES) {
+            for (int p = 0; p < count; p++) {
+                const char *from = in + s->in_at[q + p];
+                f_store(acc + p * LANES, s->spread == NULL ? f_some(from + 4 * c, first_of(cin - c))
+                                                           : f_gather(from, i_load(s->spread + c)));
+            }
+            then(&outs, acc, q, count, c, 1);
         }
     }
 }
@@ -529,10 +537,8 @@ void PART(const Plan *plan, const Step *s, const Run *run, int part, int parts) 
         switch (kind) {
         case INPUT: copy_input(plan, s, run, g, part, parts); break;
         case MEAN: mean(plan, s, run, g, part, parts); break;
-        case SELECT:
-        case REPEAT: pick(plan, s, run, g, part, parts); break;
         case OUTPUT: copy_output(plan, s, run, g); break; /* in one part */
-        default: pool(plan, s, run, g, part, parts);
+        default: (s->in_at == NULL ? pool : pick)(plan, s, run, g, part, parts);
         }
     }
 }

@@ -388,13 +388,26 @@ static void pack_conv(Plan *plan, Step *s) {
     s->by_channels = s->block_bytes * s->blocks > shape.in->bytes && s->blocks > 1;
 }
 
-/* Where the channels of a pixel lie in that of the input. */
-static void pack_channels(Plan *plan, Step *s) {
-    s->spread = plan_keep(plan, 4 * (int64_t)s->cpad);
-    for (int32_t c = 0, from; c < s->op->cout && !plan->failed; c++) {
-        memcpy(&from, s->op->kind == SELECT ? plan->program.blob + s->op->weight + 4 * (int64_t)c : (char *)&c, 4);
-        s->spread[c] = 4 * from;
+/* Where single pixels lie, each of which is an output, and their channels. */
+static void pack_pixels(Plan *plan, Step *s) {
+    const Op *op = s->op;
+    const Place *p = &plan->places[op->in];
+    if (op->kind == REPEAT) {
+        int32_t *at = plan_keep(plan, 4 * (int64_t)s->pixels);
+        for (int q = 0; q < s->pixels && at != NULL; q++)
+            at[q] = (int32_t)((p->top + q / s->out_w / op->sh) * p->row + (p->left + q % s->out_w / op->sw) * p->pixel);
+        s->in_at = at;
+    } else {
+        s->in_at = pixels_of(plan, s, op->in, op->sh, op->sw, 0, 0);
     }
+    if (op->kind != SELECT || (s->spread = plan_keep(plan, 4 * (int64_t)s->cpad)) == NULL) return;
+    memcpy(s->spread, plan->program.blob + op->weight, 4 * (size_t)op->cout);
+    for (int32_t c = 0; c < op->cout; c++) s->spread[c] *= 4;
+}
+
+static int has_pixels(const Op *op) {
+    const int is_one = op->kh == 1 && op->kw == 1 && !(op->top || op->left || op->bottom || op->right);
+    return op->kind == SELECT || op->kind == REPEAT || (op->kind == MAXIMUM && is_one);
 }
 
 /* About how many nanoseconds an image takes on one thread; good enough to cut it into parts. */
@@ -423,7 +436,7 @@ void plan_pack(Plan *plan, int index) {
     s->out_h = size.h, s->out_w = size.w, s->pixels = size.h * size.w;
     s->cpad = (int32_t)round_up(op->cout, LANES);
     if (is_conv(op)) pack_conv(plan, s);
-    if (op->kind == SELECT || op->kind == REPEAT) pack_channels(plan, s);
+    if (has_pixels(op)) pack_pixels(plan, s);
     if (plan->failed) return;
     if (op->kind != OUTPUT) s->f32_at = pixels_of(plan, s, op->out_f32, 1, 1, 0, 0);
     if (op->kind != OUTPUT && op->kind != INPUT) pack_epilogue(plan, s);

@@ -32,7 +32,7 @@ typedef struct {
     int32_t by_channels;                     /* parts are blocks, else tiles of pixels */
     int64_t block_bytes;                     /* of weights */
     int32_t *row_at, *block_at;              /* byte offsets of rows of taps, and of a block's first channel */
-    int32_t *spread;                         /* SPREAD: byte offset of each channel's first input */
+    int32_t *spread;                         /* byte offset of each channel's first input, where they lie anywhere */
     const int32_t *in_at, *res_at, *f32_at, *bits_at, *code_at[2]; /* byte offsets of the output's pixels in values */
     int32_t *base, *kind; /* what sums start from, for each class of pixels; the class of each pixel */
     char *weight;
