@@ -105,7 +105,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "falling edges": (table(struct.pack("<i2f3B", 2, 0, -1, 1, 2, 3)), "edge 1 of a table must not be below"),
     "NaN edge": (table(struct.pack("<if2B", 1, torch.nan, 1, 2)), "edge 0 of a table"),
     "channels of a pool": (changed(MEAN, cout=32), r"op 6: cout \(=32\) must be that of its input \(=33\)"),
-    "curve": (changed(STEM, curve=3), r"curve \(=3\) must be in 0 to 2"),
+    "curve": (changed(STEM, curve=4), r"curve \(=4\) must be in 0 to 3"),
     "channel": (changed(MEAN, kind=8, weight=0), r"op 6: a channel of the input \(=-?\d+\) must be in 0 to 32"),
     "times": (changed(MEAN, kind=9, sh=0), r"op 6: times \(=0\) must be in 1 to"),
     "bits of an input": (changed(0, out_bits=2), "op 0: an input has out_f32 alone"),

@@ -133,6 +133,15 @@ def every(kinds: int, groups: int) -> Program:
     x = program.add(ops.Multiply(inputs=(gated, x), channels=channels))
     x = program.add(ops.Clamp(inputs=(x,), channels=channels, low=-1.5))
     x = program.add(ops.SiLU(inputs=(x,), channels=channels))
+    x = program.add(ops.Maximum(inputs=(x,), channels=channels, window=Window()))
+    gate = program.add(
+        ops.Affine(inputs=(x,), channels=channels, scale=torch.ones(channels), bias=torch.full((channels,), 3.0))
+    )
+    gate = program.add(ops.Clamp(inputs=(gate,), channels=channels, low=0.0, high=6.0))
+    gate = program.add(
+        ops.Affine(inputs=(gate,), channels=channels, scale=torch.ones(channels) / 6, bias=torch.zeros(channels))
+    )
+    x = program.add(ops.Multiply(inputs=(x, gate), channels=channels))
     wider: dict[str, Any] = {"channels": channels + 21}
     y = program.add(ops.Take(**wider, inputs=(x,)))
     z = program.add(ops.Take(**wider, inputs=(x,), first=21))

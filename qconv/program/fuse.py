@@ -27,6 +27,7 @@ from .operations import (
     Select,
     Sigmoid,
     Sign,
+    SiLU,
     Take,
     Window,
 )
@@ -74,7 +75,7 @@ class Kernel:
         affine: a scale and a bias.
         residual: what is added, or multiplied by.
         prelu: with shifts around it.
-        curve: a sigmoid or SiLU in place of that.
+        curve: in place of that: "sigmoid", "SiLU" or "hard swish".
         clamp: the ends.
         floats: whether the value is stored as floats.
         codes: the operations whose codes of it are stored, by number; two at most.
@@ -86,7 +87,7 @@ class Kernel:
     affine: Affine | None = None
     residual: Residual | None = None
     prelu: Shifted | None = None
-    curve: Sigmoid | None = None
+    curve: str | None = None
     clamp: Clamp | None = None
     floats: bool = False
     codes: dict[int, Quantize] = field(default_factory=dict)
@@ -125,6 +126,7 @@ class _Fusing:
             for given in operation.inputs:
                 self.readers[given].append(place)
         self.shifted = dict(map(self._shifted, (p for p, o in enumerate(self.operations) if isinstance(o, PReLU))))
+        self.swish = dict(filter(None, map(self._hard_swish, range(4, len(self.operations)))))
         self.kernels: list[Kernel] = []
         self.stored: dict[int, Kernel] = {}
         self.folded: set[int] = set()
@@ -156,8 +158,9 @@ class _Fusing:
 
     def _start(self, kernel: Kernel) -> None:
         """Add a kernel, after folding what follows into it."""
-        while not isinstance(kernel.source, Input) and (following := self._only_reader(kernel.value)) is not None:
-            if not self._extend(kernel, following):
+        while not isinstance(kernel.source, Input):
+            following = self.swish.get(kernel.value, self._only_reader(kernel.value))
+            if following is None or not self._extend(kernel, following):
                 break
         self.kernels.append(kernel)
         self.stored[kernel.value] = kernel
@@ -171,6 +174,9 @@ class _Fusing:
         operation, last = self.operations[place], place
         if place in self.shifted and kernel.stage < 3:
             kernel.prelu, last = self.shifted[place], self.shifted[place].last
+        elif self.swish.get(kernel.value) == place and kernel.stage < 3:
+            kernel.curve = "hard swish"
+            self.folded.update(range(place - 3, place))
         elif isinstance(operation, Affine) and kernel.stage < 1:
             kernel.affine = operation
         elif isinstance(operation, Add) and kernel.stage < 2:
@@ -183,7 +189,7 @@ class _Fusing:
             if kernel.residual is None:
                 return False
         elif isinstance(operation, Sigmoid) and kernel.stage < 3:
-            kernel.curve = operation
+            kernel.curve = "SiLU" if isinstance(operation, SiLU) else "sigmoid"
         elif isinstance(operation, Clamp) and kernel.stage < 4:
             kernel.clamp = operation
         else:
@@ -203,6 +209,18 @@ class _Fusing:
         if self._only_reader(place) == place + 1 and _is_shift(following := cast(Any, self.operations[place + 1])):
             last, after = place + 1, following.bias
         return first, Shifted(before, prelu.slope, after, last)
+
+    def _hard_swish(self, place: int) -> tuple[int, int] | None:
+        """Return x and this place, if it is ``x · (min(max(x + 3, 0), 6) / 6)``, and nothing else reads the parts."""
+        first, clamp, last, product = cast(Any, self.operations[place - 3 : place + 1])
+        kinds = tuple(map(type, (first, clamp, last, product)))
+        if kinds != (Affine, Clamp, Affine, Multiply) or (clamp.low, clamp.high) != (0, 6) or not _is_shift(first):
+            return None
+        (x,), sixth = first.inputs, torch.ones(()) / 6
+        follow = [(place - 3,), (place - 2,), (x, place - 1)] == [clamp.inputs, last.inputs, product.inputs]
+        is_so = bool((first.bias == 3).all() and (last.scale == sixth).all() and not last.bias.any())
+        alone = self.readers[x] == [place - 3, place] and all(map(self._only_reader, range(place - 3, place)))
+        return (x, place) if follow and is_so and alone and x not in self.program.outputs else None
 
     def _factor(self, operation: Multiply, value: int) -> Residual | None:
         """Return what a value is multiplied by; None if that is not stored yet, or has more pixels."""

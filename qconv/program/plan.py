@@ -27,8 +27,6 @@ from .operations import (
     Quantize,
     Repeat,
     Select,
-    Sigmoid,
-    SiLU,
     Size,
     Window,
 )
@@ -73,7 +71,7 @@ FIELDS = {  # of an `OP`, in order, with their defaults
     "table": (-1, -1),
 }
 KINDS = {0: Input, 1: ConvBits, 2: ConvCodes, 3: ConvFloats, 4: Mean, 6: Average, 7: Maximum, 8: Select, 9: Repeat}
-CURVES = None, Sigmoid, SiLU
+CURVES = None, "sigmoid", "SiLU", "hard swish"
 OUTPUT = 5
 _FLOATS, _CODES, _BITS = range(3)  # types of buffers
 PRODUCT, QUOTIENT, EDGES = range(3)  # how numbers become codes
@@ -188,8 +186,7 @@ class _Writer:
             record |= {"residual_stride": (stride,), "residual_first": (first,)}
         if kernel.prelu is not None:
             record["prelu"] = (self._put(*kernel.prelu[:3]),)
-        if kernel.curve is not None:
-            record["curve"] = (CURVES.index(type(kernel.curve)),)
+        record["curve"] = (CURVES.index(kernel.curve),)
         if kernel.clamp is not None:
             record["clamp"] = kernel.clamp.low, kernel.clamp.high
         return record

@@ -64,7 +64,7 @@ class _Reader:
             at = self._add(ops.PReLU, channels, at, slope=slope)
             at = self._add(ops.Affine, channels, at, scale=torch.ones(channels), bias=after)
         if curve := CURVES[record["curve"][0]]:
-            at = self._add(curve, channels, at)
+            at = self._curve(curve, channels, at)
         low, high = record["clamp"]
         if (low, high) != (-torch.inf, torch.inf):
             at = self._add(ops.Clamp, channels, at, low=low, high=high)
@@ -77,6 +77,15 @@ class _Reader:
 
     def _add(self, kind: Any, channels: int, *inputs: int, **fields: Any) -> int:
         return self.program.add(kind(inputs=inputs, channels=channels, **fields))
+
+    def _curve(self, curve: str, channels: int, at: int) -> int:
+        if curve != "hard swish":
+            return self._add(ops.SiLU if curve == "SiLU" else ops.Sigmoid, channels, at)
+        one, nothing = torch.ones(channels), torch.zeros(channels)
+        gate = self._add(ops.Affine, channels, at, scale=one, bias=nothing + 3)
+        gate = self._add(ops.Clamp, channels, gate, low=0.0, high=6.0)
+        gate = self._add(ops.Affine, channels, gate, scale=one / 6, bias=nothing)
+        return self._add(ops.Multiply, channels, at, gate)
 
     def _tensor(self, place: int, dtype: torch.dtype, count: int) -> Tensor:
         return self.blob[place : place + count * dtype.itemsize].clone().view(dtype)

@@ -5,7 +5,7 @@
 enum { MAGIC = 0x31504351, VERSION = 1 }; /* "QCP1" */
 enum { F32, U8, BITS, TYPES };            /* types of values */
 enum { INPUT, CONV_BITS, CONV_CODES, CONV_FLOATS, MEAN, OUTPUT, AVERAGE, MAXIMUM, SELECT, REPEAT, KINDS };
-enum { PLAIN, SIGMOID, SILU, CURVES };
+enum { PLAIN, SIGMOID, SILU, HARD_SWISH, CURVES };
 enum { PRODUCT, QUOTIENT, EDGES, FORMS }; /* how codes are found */
 
 typedef struct {

@@ -208,9 +208,13 @@ LANE void encode(const Coder *coder, F x, int q, int left, const int is_whole) {
     for (int l = 0; !is_whole && l < left && l < LANES; l++) to[l] = some[l]; /* masked stores of bytes are slow */
 }
 
-/* The sigmoid as `Sigmoid.run` defines it, or its product with x. */
+/* The sigmoid as `Sigmoid.run` defines it, or its product with x; x * (min(max(x + 3, 0), 6) / 6). */
 static __attribute__((noinline)) TARGET F curved(F given, int curve) {
     float x[LANES] __attribute__((aligned(64)));
+    if (curve == HARD_SWISH) {
+        const F gate = f_min(f_all(6), f_max(f_all(0), f_add(given, f_all(3))));
+        return f_mul(given, f_mul(gate, f_all(1.f / 6)));
+    }
     f_store(x, given);
     for (int l = 0; l < LANES; l++) {
         static const float taylor[] = {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1, 1};
