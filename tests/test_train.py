@@ -504,6 +504,7 @@ EARLY = [  # before the run has a folder
     ("resume=auto evaluate=b.ckpt", "evaluate (=b.ckpt) and resume (=auto) exclude each other"),
     ("optimizer._target_=torch.optim.RMSprop", "write optimizer.optimizer.path=torch.optim.RMSprop"),
     ("shift_decay=-0.1", "shift_decay (=-0.1) must be at least 0 and finite"),
+    ("seed=-1", "seed (=-1) must be a whole number from 0 to 4294967295"),
     ("overrides=bwn", "overrides (='bwn') must be a dictionary of patterns and schemes"),
     ("overrides={fc:bwn}", "overrides['fc'] (='bwn') must be a qconv.Scheme, such as qconv.schemes.bwn()"),
 ]

@@ -62,6 +62,8 @@ def build(
     Raises:
         CheckpointError: as `prepare_as_trained`.
     """
+    if not 0 <= cfg.seed < 2**32:
+        raise ValueError(f"seed (={cfg.seed}) must be a whole number from 0 to {2**32 - 1}")
     seed_everything(cfg.seed, verbose=False)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     data = made_data(cfg, checkpoint, f"run {cfg.resume}" if cfg.evaluate is None else f"checkpoint {cfg.evaluate}")
