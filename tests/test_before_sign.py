@@ -795,6 +795,17 @@ class CheckedAttribute(Checked):
         return self.act(x + self.second(self.act(self.norm(self.first(x)))))
 
 
+class Listed(Checked):
+    """A list hides its convolution, so that `torch.fx` finds no name for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [conv()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.second(F.relu(self.norm(self.first(self.hidden[0](x))))))
+
+
 class Act(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x)
@@ -834,7 +845,7 @@ def lowest_inputs(model: nn.Module, *inputs: Tensor) -> dict[str, float]:
 @pytest.mark.parametrize("choice", ["identity", "prelu"])
 @pytest.mark.parametrize(
     "parts",
-    [(Checked, Checked), (Act, conv, Checked), (CheckedAct, conv, Checked), (ConvAct, ConvAct, Checked)],
+    [(Checked, Checked), (Listed,), (Act, conv, Checked), (CheckedAct, conv, Checked), (ConvAct, ConvAct, Checked)],
     ids=lambda parts: "-".join(part.__name__ for part in parts),
 )
 def test_a_function_in_a_forward_that_cannot_be_traced(parts: tuple[Any, ...], choice: BeforeSign) -> None:
@@ -843,7 +854,7 @@ def test_a_function_in_a_forward_that_cannot_be_traced(parts: tuple[Any, ...], c
     expected, input = copy.deepcopy(model), torch.randn(4, 3, 9, 9)
     steps = qconv.plan(model, schemes.bnn(), before_sign=choice).activations
     assert {(step.becomes, step.reason.startswith("torch.fx can't trace")) for step in steps} == {
-        ("leaky", part in (Checked, CheckedAct)) if part is not Act else ("leaky", False)
+        ("leaky", part in (Checked, CheckedAct, Listed)) if part is not Act else ("leaky", False)
         for part in parts
         if part is not conv
     }

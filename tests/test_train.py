@@ -504,6 +504,9 @@ EARLY = [  # before the run has a folder
     ("resume=auto evaluate=b.ckpt", "evaluate (=b.ckpt) and resume (=auto) exclude each other"),
     ("optimizer._target_=torch.optim.RMSprop", "write optimizer.optimizer.path=torch.optim.RMSprop"),
     ("shift_decay=-0.1", "shift_decay (=-0.1) must be at least 0 and finite"),
+    ("seed=-1", "seed (=-1) must be a whole number from 0 to 4294967295"),
+    ("overrides=bwn", "overrides (='bwn') must be a dictionary of patterns and schemes"),
+    ("overrides={fc:bwn}", "overrides['fc'] (='bwn') must be a qconv.Scheme, such as qconv.schemes.bwn()"),
 ]
 LATE = [
     ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be a whole number of at least 1"),
@@ -521,6 +524,8 @@ LATE = [
     ("step_rules=[qconv.optim.OvSW]", "'qconv.optim.OvSW' must be a qconv.optim.StepRule, such as {_target_:"),
     ("optimizer.rules=[1]", "rules (=[1]) must be a mapping of rules to options"),
     (FROM_LIGHTNING + "GradientAccumulationScheduler,scheduling:{0:2}}", "changes the number of steps"),
+    ("+callbacks.more=ema", "callbacks: 'ema' must be a callback of Lightning"),
+    ("+callbacks.more={a:3}", "callbacks: {'a': 3} must be a callback of Lightning"),
     (FROM_LIGHTNING + "LearningRateFinder}", "try several rates, such as -m optimizer.lr="),
     (FROM_LIGHTNING + "BatchSizeFinder}", "give data.batch_size=N"),
     ("trainer=gpu", "trainer=gpu needs a GPU, and torch finds none"),

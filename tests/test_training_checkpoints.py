@@ -167,7 +167,7 @@ def without_directory(path: Path) -> None:
 CUT = "cut off or no checkpoint"
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "there is no such file"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "there is no such file"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "it is a folder"),
     **{
         f"cut at {keep}": (lambda path, keep=keep: path.write_bytes(path.read_bytes()[:keep]), CUT)
         for keep in (0, 1, 100, -1, -200)

@@ -64,6 +64,9 @@ def test_schedules_step_by_step() -> None:
         (steps, {"at": [0.5], "warmup": 1}, r"warmup \(=1\) must be a share"),
         (linear, {"warmup": -0.1}, r"warmup \(=-0.1\) must be a share"),
         (cosine, {"warmup": 1}, r"warmup \(=1\) must be a share of the steps"),
+        (cosine, {"final": -0.1}, r"final \(=-0.1\) must be at least 0 and finite"),
+        (linear, {"final": float("nan")}, r"final \(=nan\) must be at least 0 and finite"),
+        (steps, {"at": [0.5], "factor": -1}, r"factor \(=-1\) must be at least 0 and finite"),
     ],
 )
 def test_schedules_that_are_none(make: Any, options: dict[str, Any], message: str) -> None:

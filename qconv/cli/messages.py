@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from hydra.errors import InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, ConfigTypeError, MissingMandatoryValue
 
 from ..ground.extras import remedy
 from .configs import folder, scheme_defaults
@@ -45,14 +45,15 @@ def message(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return _unknown_option(error.missing_cfg_file, [*error.options], str(error))
     if "Config group override must be a string" in str(error):
-        return "a group of the config can't be null: name one of its files, such as scheduler=constant or logger=none"
+        return "a group of the config can't be null or a number: name one of its files, such as scheduler=constant"
     if isinstance(error, MissingMandatoryValue) and error.full_key is not None:
         return must_be_given(str(error.full_key), error.parent_node)
     if (of_key := _unknown_key(error)) is not None:
         return of_key
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {error.filename}: {error.strerror}"
-    return str(error)
+    rest = ": a list must stay a list, and a mapping a mapping" if isinstance(error.__cause__, ConfigTypeError) else ""
+    return f"{error}{rest}"
 
 
 def quiet_lightning() -> None:
@@ -147,7 +148,7 @@ def _unknown_key(error: BaseException) -> str | None:
     elif others := [scheme for scheme, defaults in scheme_defaults() if place == "scheme" and name in defaults]:
         hint = f"these schemes have one: {', '.join(others)} (scheme={others[0]} {key}=…)"
     else:
-        hint = f"there are {', '.join(known)}"
+        hint = f"there are {', '.join(known)}" if known else "there are none"
     rest = f"; +{key}=… adds a key" if parents and "these schemes" not in hint else ""
     target = f" ({node['_target_']})" if place == "scheme" and "_target_" in node else ""
     return f"{place or 'the config'}{target} has no {name}: {hint}{rest}"

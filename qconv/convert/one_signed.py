@@ -201,7 +201,7 @@ def _graph_of(module: nn.Module, layers: set[nn.Module]) -> fx.Graph | None:
             return _Tracer(layers, enters).trace(module, given)
         except (
             *(TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError),
-            *(KeyError, IndexError, AssertionError),
+            *(KeyError, IndexError, AssertionError, NameError),  # a NameError: of a module that is no submodule
         ):
             continue
     return None

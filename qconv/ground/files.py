@@ -45,7 +45,7 @@ def load_tensors(path: str | os.PathLike[str], what: str) -> Any:
     """
     path = Path(path)
     if not path.is_file():
-        raise DamagedFileError(f"{what} {path}: there is no such file")
+        raise DamagedFileError(f"{what} {path}: {'it is a folder' if path.is_dir() else 'there is no such file'}")
     import torch  # takes seconds, and what writes files needs none
 
     if not zipfile.is_zipfile(path) and not _is_of_old_torch(path):

@@ -43,8 +43,11 @@ FINDERS: dict[type, str] = {
 
 
 def made(node: Any, **more: Any) -> Any:
-    """Instantiate a config node, with plain lists: Hydra's own lists turn dataclasses back into nodes."""
-    return instantiate(node, _convert_="all", **more)
+    """Instantiate a config node, with plain lists: Hydra's own lists turn dataclasses back into nodes.
+
+    A word or a number is returned: what takes it knows whether it is valid.
+    """
+    return instantiate(node, _convert_="all", **more) if OmegaConf.is_config(node) else node
 
 
 def build(
@@ -59,6 +62,8 @@ def build(
     Raises:
         CheckpointError: as `prepare_as_trained`.
     """
+    if not 0 <= cfg.seed < 2**32:
+        raise ValueError(f"seed (={cfg.seed}) must be a whole number from 0 to {2**32 - 1}")
     seed_everything(cfg.seed, verbose=False)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     data = made_data(cfg, checkpoint, f"run {cfg.resume}" if cfg.evaluate is None else f"checkpoint {cfg.evaluate}")
@@ -163,8 +168,6 @@ def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
     """Return the quantized network and its scheme."""
     model = float_model(cfg, data.in_channels, data.num_classes)
     scheme = made(cfg.scheme)
-    overrides = None if cfg.overrides is None else {key: made(node) for key, node in cfg.overrides.items()}
-    first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else made(cfg.first_last)
     grad = made(cfg.grad_quantizer) or None
     if grad is not None:
         scheme = scheme.with_grad(grad)
@@ -172,8 +175,8 @@ def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
         model,
         scheme,
         skip=tuple(cfg.skip),
-        overrides=overrides,
-        first_last=first_last,
+        overrides=made(cfg.overrides),
+        first_last=made(cfg.first_last),
         grad_quantizer=grad,
         before_sign=cfg.before_sign,
     )
@@ -201,6 +204,8 @@ def started(cfg: DictConfig) -> Iterator[tuple[Trainer, list[Callback]]]:
         if isinstance(callback, tuple(FINDERS)):
             kind = type(callback)
             raise ValueError(f"callbacks: {kind.__name__} changes what a run is told to do: {FINDERS[kind]}")
+        if not isinstance(callback, Callback):
+            raise TypeError(f"callbacks: {callback!r} must be a callback of Lightning: callbacks.NAME._target_=CLASS")
     with started_loggers(cfg) if cfg.evaluate is None else nullcontext([]) as loggers:
         yield made(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..distillation import distribution_loss
+from ..ground.checks import check_module
 from .checkpoint_io import CheckpointError
 from .initial_weights import load
 
@@ -51,6 +52,7 @@ class Distillation(nn.Module):
         self, teacher: nn.Module, weights: str | None = None, share: float = 1.0, temperature: float = 1.0
     ) -> None:
         super().__init__()
+        check_module(teacher, "teacher")
         if not 0 <= share <= 1:
             raise ValueError(f"share (={share}) must be from 0 to 1")
         if not 0 < temperature < float("inf"):

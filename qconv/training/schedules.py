@@ -19,8 +19,9 @@ def cosine(optimizer: Optimizer, total_steps: int, *, warmup: float = 0.1, final
     `final` times the learning rate at the last step.
 
     Raises:
-        ValueError: if `warmup` is not in [0, 1).
+        ValueError: if `warmup` is not in [0, 1), or `final` is negative.
     """
+    _check(warmup, final=final)
     return _warmed(
         optimizer, total_steps, warmup, lambda done: final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
     )
@@ -28,6 +29,7 @@ def cosine(optimizer: Optimizer, total_steps: int, *, warmup: float = 0.1, final
 
 def linear(optimizer: Optimizer, total_steps: int, *, warmup: float = 0.0, final: float = 0.0) -> LambdaLR:
     """Linear warm-up as in `cosine`, then a straight line to `final` times the learning rate at the last step."""
+    _check(warmup, final=final)
     return _warmed(optimizer, total_steps, warmup, lambda done: final + (1 - final) * (1 - done))
 
 
@@ -46,13 +48,13 @@ def steps(
     these options keep their learning rate: ``only={"binary": True}`` is Bop's own.
 
     Raises:
-        ValueError: shares that do not increase from above 0 to below 1, `warmup` is not in [0, 1), or no group has the
-            options in `only`.
+        ValueError: shares that do not increase from above 0 to below 1, `warmup` is not in [0, 1), `factor` is
+            negative, or no group has the options in `only`.
     """
     if list(at) != sorted(set(at)) or not all(0 < share < 1 for share in at):
         raise ValueError(f"at (={list(at)}) must be increasing shares of the steps, above 0 and below 1")
     marks = [round(share * total_steps) for share in at]
-    _check_warmup(warmup)
+    _check(warmup, factor=factor)
     rising = round(warmup * total_steps)
 
     def factor_at(step: int) -> float:
@@ -76,14 +78,16 @@ def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
     return LambdaLR(optimizer, lambda step: 1.0)
 
 
-def _check_warmup(warmup: float) -> None:
+def _check(warmup: float, **multiples: float) -> None:
     if not 0 <= warmup < 1:
         raise ValueError(f"warmup (={warmup}) must be a share of the steps, 0 <= warmup < 1")
+    for name, value in multiples.items():
+        if not 0 <= value < math.inf:  # with a negative learning rate the loss climbs
+            raise ValueError(f"{name} (={value}) must be at least 0 and finite")
 
 
 def _warmed(optimizer: Optimizer, total_steps: int, warmup: float, fall: Callable[[float], float]) -> LambdaLR:
     """The warm-up, then `fall` of the share of the falling steps that are done, from 0 to 1."""
-    _check_warmup(warmup)
     rising = round(warmup * total_steps)
     falling = max(1, total_steps - rising - 1)
     return LambdaLR(
