@@ -27,11 +27,11 @@ CSV = Path(__file__).parent / "large.csv"
 NETWORKS: dict[str, tuple[Any, Any]] = {
     "QuickNet": (models.quicknet, schemes.bnn()),
     "Bi-Real-18": (models.birealnet18, schemes.bireal()),
-    "MobileNetV2 8/8": (lambda **given: models.torchvision_model(name="mobilenet_v2", **given), schemes.minmax(8, 8)),
-    "EfficientNet-Lite0 8/8": (
-        lambda **given: models.timm_model(name="tf_efficientnet_lite0", **given),
-        schemes.minmax(8, 8),
-    ),
+    "MobileNetV2 8/8": (partial(models.torchvision_model, name="mobilenet_v2"), schemes.minmax(8, 8)),
+    "MobileNetV3 8/8": (partial(models.torchvision_model, name="mobilenet_v3_large"), schemes.minmax(8, 8)),
+    "ShuffleNetV2 8/8": (partial(models.torchvision_model, name="shufflenet_v2_x1_0"), schemes.minmax(8, 8)),
+    "EfficientNet-B0 8/8": (partial(models.torchvision_model, name="efficientnet_b0"), schemes.minmax(8, 8)),
+    "EfficientNet-Lite0 8/8": (partial(models.timm_model, name="tf_efficientnet_lite0"), schemes.minmax(8, 8)),
     "ResNet-18 LSQ 8/8": (models.torchvision_resnet, schemes.lsq(8, 8)),
 }
 BATCHES = 1, 16
