@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # onnx2tf 1.29.24: with three filters or more, steps of quantized weights are given to other filters.
 #
-# Expected: weights behind DequantizeLinear become float weights, code times the step of the filter, less its zero point.
+# Expected: weights behind DequantizeLinear become floats, code less zero point, times the step of the filter.
 # Happens: the list of steps is taken for a shape, and moved from NCHW to NHWC: the second step becomes the last, and
 # all between move up. So do zero points. Only the first filter is right. Nothing is said. One step for all is right.
 # Seen, for weights of code 4, input 1: steps 0.5 0.25 2 1: ONNX Runtime 2 1 8 4, LiteRT 2 8 4 1; steps 0.5 0.25: both
