@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # aidge-onnx 0.10.1: auto_pad SAME of ONNX pads by kernel less stride, so strided layers lose rows and columns.
 #
-# Expected: with stride 2, an image of 5 x 5 becomes one of 3 x 3, as the standard, ONNX Runtime and TensorFlow have it,
-# whose converter writes SAME_UPPER; or the file is refused. The padding depends on the size: 3 x 3 windows need 2
-# pixels for odd images and 1 for even ones.
+# Expected: with stride 2, an image of 5 x 5 becomes one of 3 x 3, as the standard and ONNX Runtime have it; or the file
+# is refused. The padding depends on the size: 3 x 3 windows need 2 pixels for odd images and 1 for even ones.
 # Happens: it is always 1. Odd images become too small, and their windows stand elsewhere, in Conv, MaxPool and
 # AveragePool. Nothing is said. With stride 3, where size 5 needs 1 pixel and size 4 needs 2, it is 0.
 # Seen, as heights (ONNX Runtime, Aidge) for windows of 3 x 3: stride 1, size 5: 5 5; stride 2, size 6: 3 3; stride 2,
