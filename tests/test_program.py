@@ -555,6 +555,23 @@ def test_several_outputs_are_one_plan(qconv_run: str, tmp_path: Path) -> None:
     ] * 4
 
 
+class Many(Heads):
+    """More outputs than fit into a fixed list."""
+
+    def forward(self, input: Tensor) -> dict[str, Any]:
+        deep = self.mask(self.second(self.first(input)))
+        return {str(number): deep * (1 + number) for number in range(200)}
+
+
+def test_any_number_of_outputs_is_one_plan() -> None:
+    x = torch.randn(4, 3, 9, 8)
+    frozen = build(trained(Many(), schemes.lsq(4, 4), x), x)
+    found, wanted = frozen(x), frozen.program(x).run(x)
+    assert len(found) == 200
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert not frozen.unplanned
+
+
 def test_nan(bnn: FrozenModel) -> None:
     x = torch.randn(4, 3, 8, 8)
     x[1, 0, 0, 0], x[2, 2, 7, 7] = torch.nan, -torch.inf

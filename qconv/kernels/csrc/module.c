@@ -129,26 +129,34 @@ static PyObject *call_plan_sizes(PyObject *module, PyObject *const *arguments, P
 
 /* plan_run(handle, n, threads, inputs, then of each input and output: address, 4 strides in floats) */
 static PyObject *call_plan_run(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    enum { FIRST = 4, MOST = 128 };
-    void *a[1], *places[MOST];
-    int64_t n[3], strides[MOST][4];
-    int failed;
+    enum { FIRST = 4 };
+    void *a[1];
+    int64_t n[3];
+    int failed = 1;
     (void)module;
     if (!read_call("plan_run", arguments, count < FIRST ? count : FIRST, 1, 3, 0, a, n, NULL)) return NULL;
     const int64_t values = n[2] + (plan_sizes(a[0], NULL, 0) - PLAN_FIRST_OUTPUT) / 3;
-    if (count != FIRST + 5 * values || values > MOST)
-        return PyErr_Format(PyExc_TypeError, "plan_run() takes 5 numbers for each of %lld values, 128 at most, not %zd",
+    if (count != FIRST + 5 * values)
+        return PyErr_Format(PyExc_TypeError, "plan_run() takes 5 numbers for each of %lld values, not %zd",
                             (long long)values, count - FIRST);
     arguments += FIRST;
-    for (int64_t k = 0; k < values; k++) {
-        places[k] = PyLong_AsVoidPtr(*arguments++);
-        for (int i = 0; i < 4; i++) strides[k][i] = PyLong_AsLongLong(*arguments++);
+    void **places = malloc((size_t)values * sizeof *places);
+    int64_t(*strides)[4] = malloc((size_t)values * sizeof *strides);
+    if (places != NULL && strides != NULL) {
+        for (int64_t k = 0; k < values; k++) {
+            places[k] = PyLong_AsVoidPtr(*arguments++);
+            for (int i = 0; i < 4; i++) strides[k][i] = PyLong_AsLongLong(*arguments++);
+        }
+        if (PyErr_Occurred() == NULL) {
+            Py_BEGIN_ALLOW_THREADS
+            failed = plan_run(a[0], (const float *const *)places, (const int64_t(*)[4])strides, n[0], (int)n[1],
+                              (float *const *)(places + n[2]), (const int64_t(*)[4])(strides + n[2]));
+            Py_END_ALLOW_THREADS
+        }
     }
+    free(places);
+    free(strides);
     if (PyErr_Occurred() != NULL) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    failed = plan_run(a[0], (const float *const *)places, (const int64_t(*)[4])strides, n[0], (int)n[1],
-                      (float *const *)(places + n[2]), (const int64_t(*)[4])(strides + n[2]));
-    Py_END_ALLOW_THREADS
     if (failed) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
