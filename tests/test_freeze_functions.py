@@ -108,6 +108,26 @@ def test_what_changes_a_value_that_others_read(function: Callable[[Tensor], Tens
     assert found.equal, f"\n{found}"
 
 
+def by_size(x: Tensor) -> Tensor:
+    """Channels in the order of the first sample's means."""
+    return x.index_select(1, x.mean((2, 3))[0].argsort())
+
+
+def turned(x: Tensor) -> Tensor:
+    """Pairs of channels as complex numbers, turned by a right angle."""
+    pairs = torch.view_as_complex(x.unflatten(1, (-1, 2)).movedim(2, -1).contiguous()) * 1j
+    return torch.view_as_real(pairs).movedim(-1, 2).flatten(1, 2)
+
+
+@pytest.mark.parametrize("between", [by_size, turned])
+def test_views_and_moves_that_are_no_selection_of_channels(between: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(3, 3, 8, 8)
+    model = trained(Net(between), schemes.lsq(4, 4), x)
+    frozen = build(model, x)
+    assert torch.allclose(frozen(x), model(x), atol=1e-5)
+    assert not frozen.untraced
+
+
 def test_a_sample_that_is_no_batch_is_refused() -> None:
     model = trained(Net(F.relu), schemes.bnn(), input := torch.randn(2, 3, 12, 12))
     message = r"input has shape \(3, 12, 12\); a frozen model takes batches, of 4 dimensions: call it with .*unsqueeze"

@@ -271,11 +271,13 @@ class _Lowering:
         """Return the value of a function that moves numbers of images, but does not change them; None of others."""
         target: Any = node.target
         name = target._schema.name.rpartition("::")[2]
-        if not (target.is_view or name in _MOVES) or not isinstance(args[0], Value):
+        values = [each for each in tree_leaves((args, kwargs), is_leaf=_is_value) if _is_value(each)]
+        if not (target.is_view or name in _MOVES) or values != [args[0]]:
             return None
         target = torch.ops.aten.reshape.default if name in _SHAPES[:3] else target  # of any strides
         moved = self.build.moved(args[0])
-        if moved is None or _dtype(node.args[0]) not in (torch.float32, None):
+        is_floats = all(_dtype(each) in (torch.float32, None) for each in (node.args[0], node))
+        if moved is None or not is_floats:
             return None
         index = target(moved[1], *args[1:], **kwargs)
         index = index if result is None else index[result]
