@@ -128,6 +128,25 @@ def test_views_and_moves_that_are_no_selection_of_channels(between: Callable[[Te
     assert not frozen.untraced
 
 
+SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
+    "the first two": lambda x: x[:2],
+    "the first of each chunk of four": lambda x: x.split(4)[0],
+    "two further": lambda x: x.roll(2, 0),
+    "those behind them": lambda x: x.permute(1, 0, 2, 3)[:, -2:].transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_that_are_moved_stay_so(name: str) -> None:
+    """A program is recorded for two samples, with which these functions do nothing."""
+    x = torch.randn(7, 3, 8, 8)
+    model = trained(Net(SAMPLES[name]), schemes.lsq(4, 4), x)
+    frozen = build(model, x)
+    for count in (7, 5, 2):
+        assert torch.allclose(frozen(x[:count]), model(x[:count]), atol=1e-5)
+    assert not frozen.untraced
+
+
 def test_a_sample_that_is_no_batch_is_refused() -> None:
     model = trained(Net(F.relu), schemes.bnn(), input := torch.randn(2, 3, 12, 12))
     message = r"input has shape \(3, 12, 12\); a frozen model takes batches, of 4 dimensions: call it with .*unsqueeze"

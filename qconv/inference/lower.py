@@ -277,7 +277,7 @@ class _Lowering:
         target = torch.ops.aten.reshape.default if name in _SHAPES[:3] else target  # of any strides
         moved = self.build.moved(args[0])
         is_floats = all(_dtype(each) in (torch.float32, None) for each in (node.args[0], node))
-        if moved is None or not is_floats:
+        if moved is None or not is_floats or _is_of_some_images(target, args, kwargs):
             return None
         index = target(moved[1], *args[1:], **kwargs)
         index = index if result is None else index[result]
@@ -582,6 +582,16 @@ def _dtype(node: Any) -> torch.dtype | None:
     """Return the dtype of a node's result; None if that is not a single tensor of floats, or is a constant."""
     value = node.meta.get("val") if isinstance(node, fx.Node) and node.op != "get_attr" else None
     return value.dtype if isinstance(value, Tensor) else None
+
+
+def _is_of_some_images(target: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a function takes or moves samples; which ones may show only with more than a recording has."""
+    names = [each.name for each in target._schema.arguments]
+    defaults = {each.name: each.default_value for each in target._schema.arguments}
+    given = defaults | dict(zip(names, args, strict=False)) | kwargs
+    dims = given.get("dim", given.get("dims", ()))
+    is_permuted = target._schema.name == "aten::permute"  # whatever the number of samples
+    return not is_permuted and any(d % len(args[0].shape) == 0 for d in ((dims,) if isinstance(dims, int) else dims))
 
 
 def _forms(place: int, stored: Shape) -> tuple[Value, ...]:
