@@ -147,6 +147,15 @@ def test_samples_that_are_moved_stay_so(name: str) -> None:
     assert not frozen.untraced
 
 
+@pytest.mark.parametrize("times", [40, 41])
+def test_pixels_are_repeated_as_torch_does(times: int) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = trained(Net(lambda x: F.interpolate(F.avg_pool2d(x, 4), scale_factor=times)), schemes.lsq(4, 4), x)
+    frozen = build(model, x)
+    assert torch.allclose(frozen(x), model(x), atol=1e-5)
+    assert bool(frozen.unplanned) == (times == 41)
+
+
 def test_a_sample_that_is_no_batch_is_refused() -> None:
     model = trained(Net(F.relu), schemes.bnn(), input := torch.randn(2, 3, 12, 12))
     message = r"input has shape \(3, 12, 12\); a frozen model takes batches, of 4 dimensions: call it with .*unsqueeze"

@@ -542,6 +542,7 @@ class _Lowering:
         """Each pixel several times."""
         times = size[0] // x.shape[2], size[1] // x.shape[3]
         is_whole = list(size) == [times[0] * x.shape[2], times[1] * x.shape[3]] and scales in ((), times)
+        is_whole &= max(times) < 41  # for which torch, multiplying by 1 / 41 in floats, begins some pixels late
         return self.build.add(ops.Repeat, x.place, times=times) if is_whole and self.build.is_image(x) else None
 
     def _padded(self, x: Value, pad: Any, value: float = 0) -> int | None:
