@@ -18,7 +18,7 @@ from ..program.operations import Program, Window
 from .builder import Builder, Shape, Value, is_same, pair
 from .defaults import of_shipping
 from .integers import Arithmetic, Quantized, arithmetic, lower_layer
-from .record import NotRecorded, record
+from .record import RECORDING, NotRecorded, record
 
 _IMAGES = 2, 3  # numbers of images for which a network is recorded
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_copy", "_to_copy", "as_strided_", "expand")
@@ -41,12 +41,13 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
     Raises:
         NotRecorded: no program can stand for the network.
     """
-    lowering = _Lowering(network, sample, {})
-    lowering.scope.check_one_image()
-    program = lowering.run()
-    if program.size is None and not _is_of_any_size(program, network, sample, lowering.chosen):
-        program.size = tuple(sample.shape[2:])
-    return program
+    with RECORDING:  # other threads would meet the hooks of a recording
+        lowering = _Lowering(network, sample, {})
+        lowering.scope.check_one_image()
+        program = lowering.run()
+        if program.size is None and not _is_of_any_size(program, network, sample, lowering.chosen):
+            program.size = tuple(sample.shape[2:])
+        return program
 
 
 def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor, chosen: dict[nn.Module, Arithmetic]) -> bool:

@@ -22,7 +22,7 @@ from ..packed.shapes import usual_shapes
 
 LIBRARY.define("recorded_layer(Tensor input, int place) -> Tensor")
 _WHOLE: list[Any] = []  # the forwards of layers that stay whole in what is being recorded
-_RECORDING = threading.RLock()
+RECORDING = threading.RLock()  # hooks are on the network, and modes are torch's own
 
 
 class NotRecorded(ValueError):  # noqa: N818  # not an error: the reason why a network stays Python
@@ -43,7 +43,7 @@ def record(network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module]) -
     Raises:
         NotRecorded: the forward reads numbers of its input, draws random numbers, or leaves torch.
     """
-    with _RECORDING, trial(network, keep_state=True), ExitStack() as stack:
+    with RECORDING, trial(network, keep_state=True), ExitStack() as stack:
         for place, layer in enumerate(whole.values()):
             _WHOLE.append(layer.forward)
             layer.forward = _Whole(layer.forward, place)
