@@ -128,6 +128,34 @@ def test_views_and_moves_that_are_no_selection_of_channels(between: Callable[[Te
     assert not frozen.untraced
 
 
+def windows(x: Tensor) -> Tensor:
+    """Overlapping rows, by strides."""
+    n, c, h, w = x.shape
+    rows = torch.as_strided(x.contiguous(), (n, c, h - 1, w), (c * h * w, h * w, w, 1))
+    return x.softmax(1) + F.pad(rows, (0, 0, 0, 1))
+
+
+def of_columns(x: Tensor) -> Tensor:
+    """Pairs of columns as complex numbers."""
+    x = x.softmax(1).transpose(2, 3).contiguous()
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(3, (-1, 2))) * 1j).flatten(3)
+
+
+def exponents(x: Tensor) -> Tensor:
+    """The last bit of the exponents of whole numbers."""
+    return x.softmax(1) + ((x.round().view(torch.int32) >> 23) & 1).float()
+
+
+@pytest.mark.parametrize("between", [windows, of_columns, exponents])
+def test_functions_that_depend_on_strides(between: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(3, 3, 8, 8)
+    model = trained(Net(between), schemes.lsq(4, 4), x)
+    frozen = build(model, x)
+    for given in (x, x.contiguous(memory_format=torch.channels_last)):
+        assert torch.allclose(frozen(given), model(given), atol=1e-5)
+    assert not frozen.untraced
+
+
 SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "the first two": lambda x: x[:2],
     "the first of each chunk of four": lambda x: x.split(4)[0],

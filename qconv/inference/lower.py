@@ -24,6 +24,7 @@ _IMAGES = 2, 3  # numbers of images for which a network is recorded
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_copy", "_to_copy", "as_strided_", "expand")
 _MOVES = ("_unsafe_view", "channel_shuffle", "clone", "flip", "index_select", "reshape", "roll")  # and views
 _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
+_OF_MEMORY = ("as_strided", "view_as_complex", "view.dtype")  # what they return, or whether they do, depends on strides
 Lowered = Callable[..., int | None]
 
 
@@ -222,7 +223,7 @@ class _Lowering:
             return args[0].take(args[1]) if isinstance(args[0], _Several) else args[0][args[1]]
         if isinstance(target, type):  # a named tuple
             return target(*args, **kwargs)
-        name = target._schema.name.rpartition("::")[2]
+        name = _name(target)
         self.build.origin = self._origin(node, name)
         is_constant = not any(isinstance(leaf, Value) for leaf in tree_leaves((args, kwargs), is_leaf=_is_value))
         if name == "recorded_layer":
@@ -271,7 +272,7 @@ class _Lowering:
     def _moved(self, node: fx.Node, args: Any, kwargs: Any, result: int | None = None) -> Value | None:
         """Return the value of a function that moves numbers of images, but does not change them; None of others."""
         target: Any = node.target
-        name = target._schema.name.rpartition("::")[2]
+        name = _name(target)
         values = [each for each in tree_leaves((args, kwargs), is_leaf=_is_value) if _is_value(each)]
         if not (target.is_view or name in _MOVES) or values != [args[0]]:
             return None
@@ -301,12 +302,17 @@ class _Lowering:
 
     def _function(self, node: fx.Node, args: Any, kwargs: Any, shape: Shape, result: int | None = None) -> Value:
         """Add torch's own function, on values in the shapes that the network sees."""
-        name, inputs = node.target._schema.name.rpartition("::")[2], list[int]()  # pyright: ignore
+        name, inputs = _name(node.target), list[int]()
         of_images: list[ops.Images] = []
+        if name == "as_strided" and not node.all_input_nodes[0].meta["val"].is_contiguous():
+            raise NotRecorded(f"'{self.build.origin}': it reads the memory of a tensor that is not contiguous")
 
         def given(argument: Any, other: Any) -> Any:
             if isinstance(argument, Value):
-                inputs.append(self.build.raw(argument))
+                place = self.build.raw(argument)
+                if name in _OF_MEMORY:  # parts in C give channels last
+                    place = self.build.call(torch.ops.aten.contiguous.default, argument.shape, place)
+                inputs.append(place)
                 return ops.Given(len(inputs) - 1)
             if type(argument) is not int or argument == other:
                 return argument
@@ -584,6 +590,11 @@ def _dtype(node: Any) -> torch.dtype | None:
     """Return the dtype of a node's result; None if that is not a single tensor of floats, or is a constant."""
     value = node.meta.get("val") if isinstance(node, fx.Node) and node.op != "get_attr" else None
     return value.dtype if isinstance(value, Tensor) else None
+
+
+def _name(target: Any) -> str:
+    """Return the name of an operator; a view of the same bits in another dtype has one of its own."""
+    return "view.dtype" if target is torch.ops.aten.view.dtype else target._schema.name.rpartition("::")[2]
 
 
 def _is_of_some_images(target: Any, args: Any, kwargs: Any) -> bool:
