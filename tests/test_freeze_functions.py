@@ -156,6 +156,16 @@ def test_functions_that_depend_on_strides(between: Callable[[Tensor], Tensor]) -
     assert not frozen.untraced
 
 
+def test_outputs_behind_functions_are_contiguous() -> None:
+    """As a plan's, so that `view` takes them; without codes no NaN is looked for, which would copy them."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3), nn.Softmax(1), nn.Conv2d(8, 8, 1))
+    model = trained(net, schemes.bwn(), x := torch.randn(2, 3, 8, 8))
+    frozen = build(model, x)
+    assert "softmax" in frozen.unplanned
+    assert frozen(x).is_contiguous()
+    assert torch.allclose(frozen(x), model(x), atol=1e-5)
+
+
 SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "the first two": lambda x: x[:2],
     "the first of each chunk of four": lambda x: x.split(4)[0],

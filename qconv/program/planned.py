@@ -245,7 +245,7 @@ class Planned(nn.Module):
                 values.update(zip(step.outputs, results, strict=True))
             else:
                 self._operate(step, values)
-        return self.program.put_together([values[place] for place in self.program.outputs])
+        return self.program.put_together([values[place].contiguous() for place in self.program.outputs])  # as a plan's
 
     def values(self, input: Tensor) -> dict[int, Tensor]:
         """Return the values of all operations, by number, as `run` has them."""
