@@ -138,6 +138,9 @@ class _Fusing:
             if place in self.folded:
                 continue
             if isinstance(operation, _SOURCES):
+                is_coded = isinstance(operation, ConvBits | ConvCodes)
+                if is_coded and not isinstance(self.operations[operation.inputs[0]], Quantize | Sign):
+                    raise NotFused(f"'{operation.origin}': its codes are a function of torch")
                 if operation.inputs:
                     self._read(operation.inputs[0])
                 self._start(Kernel(operation, place))
