@@ -231,6 +231,24 @@ def test_a_file_is_exported_and_verified_in_its_runtime(target: str, tmp_path: P
         qconv.verify_export(model, path, images, interpreter="other")
 
 
+def test_several_outputs_are_not_compared(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+            output = self.second(self.first(input))
+            return self.last(output), output.sigmoid()
+
+    model = trained(Two(), schemes.lsq(4, 4), x := torch.randn(2, 3, 8, 8))
+    qconv.export(model, path := tmp_path / "two.onnx", to="onnx", images=x)
+    with pytest.raises(ValueError, match=r"model \(Two\) returns a tuple, not one tensor"):
+        qconv.verify_export(model, path, x)
+
+
 def test_codes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     from qconv.export import litert

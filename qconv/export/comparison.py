@@ -140,7 +140,7 @@ def verify_export(
         ImportError: the runtime is missing; it names the extra that installs it.
         TypeError: `images` is not a float tensor (N, C, H, W).
         ValueError: the file is missing, damaged, of no target, or of another model; it takes no such images; its target
-            does not have the interpreter, or the interpreter refuses it.
+            does not have the interpreter, or the interpreter refuses it; the model returns other than one tensor.
     """
     check_images(images)
     path, model = Path(path), loaded(model)
@@ -157,7 +157,11 @@ def verify_export(
     checks: dict[int, CodesCheck] = {}
     outputs, wanted = [], []
     for batch in images.split(_BATCH):
-        found, trained_output = run(path, batch, interpreter), trained(batch)
+        trained_output = trained(batch)
+        if not isinstance(trained_output, Tensor):
+            kind = type(trained_output).__name__
+            raise ValueError(f"model ({type(model).__name__}) returns a {kind}, not one tensor")
+        found = run(path, batch, interpreter)
         output = found.pop("")
         if output.numel() != trained_output.numel():
             raise ValueError(f"exported file {path}: gives {tuple(output.shape)}, not {tuple(trained_output.shape)}")
