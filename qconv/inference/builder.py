@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..program import operations as ops
 from ..program.edges import NotMonotone, edges_of, first_floats, rises
-from ..program.operations import Operation, Program, Size, Take, Window
+from ..program.operations import Operation, Program, Size, Window
 
 Shape = tuple[int, ...]
 
@@ -106,12 +106,12 @@ class Builder:
         """
         (_, channels, *size), (_, _, *out) = self.stored[place], index.shape
         stride = -(-size[0] // out[0]), -(-size[1] // out[1])
-        taken = Take(inputs=(place,), channels=channels, stride=stride)
+        taken = ops.Take(inputs=(place,), channels=channels, stride=stride)
         every = torch.arange(torch.Size(self.stored[place]).numel(), dtype=index.dtype).view(self.stored[place])
         chosen = index[0, :, 0, 0] // (size[0] * size[1])
         if taken.size((size[0], size[1])) != tuple(out) or not torch.equal(taken.run(every)[:, chosen], index):
             return None
-        place = place if stride == (1, 1) else self.add(Take, place, stride=stride)
+        place = place if stride == (1, 1) else self.add(ops.Take, place, stride=stride)
         if chosen.tolist() == [*range(channels)]:
             return place
         return self.add(ops.Select, place, channels=len(chosen), index=chosen.long())

@@ -91,6 +91,10 @@ static PyObject *call_plan_open(PyObject *module, PyObject *const *arguments, Py
     int64_t(*sizes)[2] = malloc((size_t)(inputs + 1) * sizeof *sizes);
     if (sizes == NULL) return PyErr_NoMemory();
     for (Py_ssize_t k = 0; k < 2 * inputs; k++) sizes[k / 2][k % 2] = PyLong_AsLongLong(arguments[FIRST + k]);
+    if (PyErr_Occurred() != NULL) {
+        free(sizes);
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS
     plan = plan_open(a[0], (size_t)n[0], (const int64_t(*)[2])sizes, (int)inputs, (int)n[1], error);
     Py_END_ALLOW_THREADS

@@ -76,7 +76,8 @@ static int run(Plan *plan, int threads) {
     while (!failed) {
         const size_t numbers = fread(input, sizeof *input, (size_t)(AT_ONCE * pixels), stdin);
         const int64_t n = (int64_t)numbers / pixels;
-        if (n > 0 && plan_run(plan, &(const float *){input}, &strides, n, threads, outputs, NULL)) failed = fail("the images", "no memory");
+        if (n > 0 && plan_run(plan, &(const float *){input}, &strides, n, threads, outputs, NULL))
+            failed = fail("the images", "no memory");
         for (int64_t i = 0; i < n && !failed; i++) print(outputs, counts, count, i);
         if (!failed && (int64_t)numbers % pixels) failed = fail("the standard input", "it ends within an image");
         if ((int64_t)numbers < AT_ONCE * pixels) break;
