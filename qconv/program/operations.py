@@ -417,7 +417,7 @@ def _fused_sum(products: Tensor, floats: Tensor) -> Tensor:
     """Return the sums of exact products in float64 and of floats, rounded once, to float32.
 
     The sum in float64 is rounded to odd: its last bit is 1 if it is not exact. So the second rounding sees on which
-    side of a midpoint between two floats the exact sum lies (Boldo and Melquiond, 2008).
+    side of a midpoint between two floats the exact sum lies (Boldo and Melquiond, 2008). An infinite sum has no error.
     """
     other = floats.double()
     total = products + other
@@ -425,7 +425,7 @@ def _fused_sum(products: Tensor, floats: Tensor) -> Tensor:
     error = (products - (total - rest)) + (other - rest)
     bits = total.view(torch.int64)
     towards = torch.where((error > 0) == (total > 0), 1, -1)
-    odd = torch.where((error != 0) & (bits % 2 == 0), bits + towards, bits)
+    odd = torch.where((error.abs() > 0) & (bits % 2 == 0), bits + towards, bits)
     return odd.view(torch.float64).float()
 
 
