@@ -210,6 +210,15 @@ def test_export_and_compile() -> None:
         assert torch.equal(exported.module()(input), wanted)
         assert torch.equal(exported.module()(input[:3]), wanted[:3])
         assert torch.equal(torch.compile(frozen, fullgraph=True)(input), wanted)
+    listed = freeze(nn.Sequential(model, Likelihoods()).eval(), example=input)
+    torch.testing.assert_close(torch.compile(listed, fullgraph=True)(input), listed(input))
+
+
+class Likelihoods(nn.Module):
+    """A function that takes lists."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input - input.logsumexp((1,), True)
 
 
 def test_a_packed_file_is_proved(tmp_path: Path) -> None:

@@ -460,7 +460,7 @@ class Shuffled(nn.Module):
         pixels = hidden.permute(0, 2, 3, 1)[:, ::2, ::2, 4:]
         taken = pixels.permute(0, 3, 1, 2).roll(1, 1).mean((2, 3), keepdim=True)
         first, _, third = left.split([1, 2, 3], 1)
-        return self.last(torch.cat([F.channel_shuffle(up, 2), third * taken[:, :3], first], 1)[..., ::2])
+        return self.last(torch.cat([F.channel_shuffle(up, 2), third * taken[:, [2, 0, 1]], first], 1)[..., ::2])
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,23 @@ def test_decisions_of_each_place() -> None:
     assert other_decisions(rows, rows + torch.tensor([0.0, 0.02, 0.0])).tolist() == [False, False]
 
 
+class Single(nn.Module):
+    def __init__(self, sign: int) -> None:
+        super().__init__()
+        self.conv, self.sign = nn.Conv2d(3, 4, 3), sign
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sign * self.conv(x).square().mean()
+
+
+def test_one_number_for_all_samples() -> None:
+    input = torch.randn(4, 3, 8, 8)
+    model, opposite = (trained(Single(sign), schemes.lsq(4, 4), input, skip=()) for sign in (1, -1))
+    assert verify(model, build(model, input), input).decisions == 0
+    opposite.load_state_dict(model.state_dict())
+    assert verify(model, build(opposite, input), input).decisions == 4
+
+
 def small(scheme: Scheme, input: Tensor) -> nn.Module:
     layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 4)
     return trained(nn.Sequential(*layers), scheme, input)

@@ -22,7 +22,7 @@ from .record import RECORDING, NotRecorded, record
 
 _IMAGES = 2, 3  # numbers of images for which a network is recorded
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_copy", "_to_copy", "as_strided_", "expand")
-_MOVES = ("_unsafe_view", "channel_shuffle", "clone", "flip", "index_select", "reshape", "roll")  # and views
+_MOVES = ("_unsafe_view", "channel_shuffle", "clone", "flip", "index", "index_select", "reshape", "roll")  # and views
 _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
 _OF_MEMORY = ("as_strided", "view_as_complex", "view.dtype")  # what they return, or whether they do, depends on strides
 Lowered = Callable[..., int | None]
@@ -319,7 +319,7 @@ class _Lowering:
             of_images.append(_of_images(argument, other))
             return of_images[-1]
 
-        arguments, named = tree_map(given, (args, kwargs), self._with_more_images(node), is_leaf=_is_value)
+        arguments, named = _plain(tree_map(given, (args, kwargs), self._with_more_images(node), is_leaf=_is_value))
         if name in _SHAPES[:3] and len(of_images) == 1 and -1 not in arguments[1]:  # whatever the number of images
             arguments = [ops.Given(0), [-1 if isinstance(size, ops.Images) else size for size in arguments[1]]]
             of_images.clear()
@@ -604,13 +604,24 @@ def _is_of_some_images(target: Any, args: Any, kwargs: Any) -> bool:
     given = defaults | dict(zip(names, args, strict=False)) | kwargs
     dims = given.get("dim", given.get("dims", ()))
     is_permuted = target._schema.name == "aten::permute"  # whatever the number of samples
-    return not is_permuted and any(d % len(args[0].shape) == 0 for d in ((dims,) if isinstance(dims, int) else dims))
+    is_indexed = given.get("indices", (None,))[0] is not None
+    of_first = any(d % len(args[0].shape) == 0 for d in ((dims,) if isinstance(dims, int) else dims))
+    return is_indexed or (of_first and not is_permuted)
 
 
 def _forms(place: int, stored: Shape) -> tuple[Value, ...]:
     """Return the forms of whole images: as they are stored, as rows, and as pixels."""
     row = stored[0], stored[1] * stored[2] * stored[3]
     return Value(place, stored), Value(place, row), *((Value(place, (*row, 1, 1)),) if stored[2:] == (1, 1) else ())
+
+
+def _plain(argument: Any) -> Any:
+    """Return an argument with lists in place of torch.fx's, which Dynamo does not take."""
+    if isinstance(argument, list):
+        return [_plain(each) for each in argument]
+    if isinstance(argument, dict):
+        return {key: _plain(each) for key, each in argument.items()}
+    return tuple(map(_plain, argument)) if type(argument) is tuple else argument
 
 
 def _ints(arguments: Any) -> list[int]:

@@ -242,9 +242,8 @@ def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> V
             guided, of_bound = _larger(guided, off), _larger(of_bound, share)
             differs = _larger(differs, float(difference(got, first).max()))
             largest = max(largest, float(first.double().abs().max()))
-        differing = [other_decisions(a, b) for a, b in zip(trained, output, strict=True) if a.shape == b.shape]
-        is_whole = len(differing) == len(output) and all(len(each) == len(batch) for each in differing)
-        decisions += int(torch.stack(differing).any(0).sum()) if is_whole else len(batch)
+        differing = [_other_samples(a, b, len(batch)) for a, b in zip(trained, output, strict=True)]
+        decisions += int(torch.stack(differing).any(0).sum())
     if not samples:
         raise ValueError("inputs must hold at least one sample")
     called = tuple(check for check in follower.checks.values() if check.elements or check.of_bound)
@@ -475,7 +474,7 @@ def classes(output: Tensor) -> Tensor:
     if output.dtype == torch.bool:
         output = output.byte()
     if output.ndim < 2:
-        output = output.unsqueeze(1)
+        output = output.reshape(-1, 1)
     elif output.ndim == 3 and output.shape[1] == 1:  # one row of classes for each sample
         output = output.squeeze(1)
     return output.argmax(1) if output.shape[1] > 1 else (output[:, 0] > 0).long()
@@ -484,6 +483,12 @@ def classes(output: Tensor) -> Tensor:
 def other_decisions(one: Tensor, other: Tensor) -> Tensor:
     """Whether each sample has another class in ``other``, at one position or more."""
     return (classes(one) != classes(other)).unsqueeze(1).flatten(1).any(1)
+
+
+def _other_samples(one: Tensor, other: Tensor, samples: int) -> Tensor:
+    """Return `other_decisions`; all or none of the samples where an output is not one of samples."""
+    found = other_decisions(one, other) if one.shape == other.shape else torch.ones(1, dtype=torch.bool)
+    return found if len(found) == samples else found.any().expand(samples)
 
 
 def tolerance(largest: float) -> float:

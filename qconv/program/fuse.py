@@ -153,7 +153,7 @@ class _Fusing:
                     continue
                 kernel = Kernel(_passing(given, operation.channels, operation.origin), given)
                 if not self._extend(kernel, place):
-                    raise NotFused(f"'{operation.origin}': {type(operation).__name__}")
+                    raise NotFused(f"'{operation.origin}': C has no {type(operation).__name__} there")
                 self._start(kernel)
         for output in self.program.outputs:
             self._read(output)
@@ -256,7 +256,7 @@ class _Fusing:
             return  # a kernel stores it already
         if value not in self.stored:
             if not isinstance(operation, Take) or operation.first:
-                raise NotFused(f"'{operation.origin}': {type(operation).__name__}")
+                raise NotFused(f"'{operation.origin}': C has no {type(operation).__name__} there")
             self._read(operation.inputs[0])
             given: dict[str, Any] = {"inputs": operation.inputs, "channels": operation.channels}
             source = Maximum(**given, origin=operation.origin, window=Window(stride=operation.stride))
