@@ -1,4 +1,4 @@
-"""A packed file belongs to one network: others with the same tensors are refused, and named."""
+"""A packed file belongs to one network: others with the same tensors are refused by its test vector."""
 
 import copy
 import json
@@ -18,9 +18,7 @@ from torchvision.ops import StochasticDepth
 
 import qconv
 from qconv import PackedFileError, schemes
-from qconv.models import small_cnn
 from qconv.packed import read_header
-from qconv.packed.fingerprint import described, fingerprint
 from qconv.packed.header import Header, checksum, to_json
 from qconv.packed.stored_outputs import check_trial, make_trial
 
@@ -33,13 +31,12 @@ class Network(nn.Module):
         activation: Callable[[], nn.Module] = nn.Hardtanh,
         pool: Callable[[], nn.Module] = lambda: nn.MaxPool2d(2),
         stride: int = 1,
-        eps: float = 1e-5,
         function: Callable[[Tensor], Tensor] = F.hardtanh,
         drop: float = 0.0,
     ) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, stride=stride, padding=1)
-        self.norm = nn.BatchNorm2d(8, eps=eps)
+        self.norm = nn.BatchNorm2d(8)
         self.activation = activation()
         self.pool = pool()
         self.drop = nn.Dropout(drop)
@@ -70,40 +67,22 @@ def file(trained: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    "other",
     [
-        ({"activation": nn.ReLU}, r"module 'activation' \(here ReLU\(\)\) differs in the file"),
-        ({"activation": lambda: nn.Hardtanh(-2, 2)}, r"module 'activation' \(here Hardtanh\(min_val=-2, max_val=2\)\)"),
-        ({"stride": 2}, r"module '' \(here Network\(.*|module 'stem' \(here Conv2d\(.*stride=\(2, 2\)"),
-        ({"pool": lambda: nn.AvgPool2d(2)}, r"module 'pool' \(here AvgPool2d\(kernel_size=2, stride=2\)\)"),
-        ({"pool": lambda: nn.MaxPool2d(2, padding=1)}, "module 'pool'"),
-        ({"eps": 1e-3}, r"module 'norm' \(here BatchNorm2d\(num_features=8, eps=0.001\)\)"),
+        {"activation": nn.ReLU},
+        {"stride": 2},
+        {"pool": lambda: nn.AvgPool2d(2)},
+        {"pool": lambda: nn.MaxPool2d(2, padding=1)},
+        {"function": F.relu},
     ],
 )
-def test_another_module_is_named(other: dict[str, Any], message: str, file: Path) -> None:
+def test_another_network_is_found_by_the_test_vector(other: dict[str, Any], file: Path, trained: nn.Module) -> None:
     model = Network(**other)
     before = copy.deepcopy(model)
-    with pytest.raises(PackedFileError, match=message):
+    with pytest.raises(PackedFileError, match=r"something other than the saved one.*off by \d+%"):
         qconv.load_packed(file, model)
     assert str(model) == str(before)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
-
-
-class Functional(Network):
-    """The same modules, and another function between them."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """The scores of four classes."""
-        x = self.pool(self.activation(self.norm(self.stem(input))))
-        return self.fc(F.relu(self.conv(self.drop(x))).mean((2, 3)))
-
-
-def test_another_function_is_found_by_the_test_vector(file: Path, trained: nn.Module) -> None:
-    Functional.__name__ = "Network"  # the same class, as far as its name tells
-    model = Functional()
-    with pytest.raises(PackedFileError, match=r"something other than the saved one.*off by \d+%"):
-        qconv.load_packed(file, model)
-    assert type(model.conv) is nn.Conv2d
     x = torch.randn(5, 3, 8, 8)
     assert torch.equal(qconv.load_packed(file, Network())(x), trained(x))
 
@@ -166,35 +145,14 @@ class Attentive(nn.Module):
 
 
 def test_arguments_of_training_and_of_other_packages_may_differ(tmp_path: Path) -> None:
-    saved = qconv.convert(Attentive(0.2, 90), schemes.bnn()).eval()
+    saved = qconv.convert(Attentive(0.2, 90), schemes.bwn()).eval()
     qconv.save_packed(saved, tmp_path / "model", example=torch.zeros(1, 8))
     x = torch.randn(5, 8)
     assert torch.equal(qconv.load_packed(tmp_path / "model", Attentive(0.0, 1))(x), saved(x))
     other = Attentive(0.2, 90)
     other.attention = nn.MultiheadAttention(8, 4)
-    with pytest.raises(PackedFileError, match=r"module 'attention' \(here MultiheadAttention\(.*num_heads=4"):
+    with pytest.raises(PackedFileError, match="something other than the saved one"):
         qconv.load_packed(tmp_path / "model", other)
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind: Any, **options: Any) -> None:
-        super().__init__()
-        self.conv, self.rows = nn.Conv1d(4, 4, 3, padding=1), kind(4, 4, **options)
-
-    def forward(self, x: Tensor, scale: Tensor) -> Tensor:  # of two inputs: there is no test vector
-        return self.rows(self.conv(x).mT)[0] * scale
-
-
-@pytest.mark.parametrize(
-    ("kind", "option"),
-    [(nn.LSTM, {"batch_first": True}), (nn.GRU, {"batch_first": True}), (nn.RNN, {"nonlinearity": "relu"})],
-)
-def test_arguments_of_recurrent_layers(kind: type[nn.RNNBase], option: dict[str, Any], tmp_path: Path) -> None:
-    saved = qconv.convert(Recurrent(kind, **option), schemes.bnn(), skip=()).eval()
-    qconv.save_packed(saved, tmp_path / "model")
-    qconv.load_packed(tmp_path / "model", Recurrent(kind, **option))
-    with pytest.raises(PackedFileError, match=rf"module 'rows' \(here {kind.__name__}\("):
-        qconv.load_packed(tmp_path / "model", Recurrent(kind))
 
 
 def test_buffers_that_are_not_stored_keep_their_dtype(tmp_path: Path) -> None:
@@ -282,7 +240,7 @@ def test_a_model_that_can_not_be_copied_has_no_test(trained: nn.Module, tmp_path
     model: Any = copy.deepcopy(trained)
     model.__class__, model.lock = Locked, threading.Lock()
     for example in (None, torch.zeros(1, 3, 8, 8)):
-        with pytest.warns(UserWarning, match=r"forward: a model that can't be copied \(.*lock.*\) is not tried$"):
+        with pytest.warns(UserWarning, match=r"tensors: a model that can't be copied \(.*lock.*\) is not tried$"):
             qconv.save_packed(model, tmp_path / "model", example=example)
         assert read_header(tmp_path / "model").trial is None
 
@@ -315,8 +273,7 @@ def test_old_files_still_load(file: Path, trained: nn.Module, tmp_path: Path) ->
     with safe_open(file, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     plain = json.loads(to_json(read_header(file)))
-    for name in ("modules", "trial"):
-        del plain[name]
+    del plain["trial"]
     old = Header.model_validate({**plain, "version": 1})
     old = old.model_copy(update={"sha256": checksum(old, tensors)})
     assert '"version":1' in to_json(old)
@@ -324,17 +281,6 @@ def test_old_files_still_load(file: Path, trained: nn.Module, tmp_path: Path) ->
     x = torch.randn(5, 3, 8, 8)
     assert torch.equal(qconv.load_packed(tmp_path / "old", Network())(x), trained(x))
     qconv.load_packed(tmp_path / "old", Network(activation=nn.ReLU))  # which nothing tells, as its docstring says
-
-
-def test_configurations_are_texts_that_stay(trained: nn.Module) -> None:
-    assert described(nn.Conv2d(3, 8, (3, 1), bias=False)) == (
-        "Conv2d(in_channels=3, out_channels=8, kernel_size=(3, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1), "
-        "bias=False)"
-    )
-    assert described(qconv.QLinear(3, 8, scheme=schemes.bnn())) == described(nn.Linear(3, 8))
-    assert described(nn.Upsample(scale_factor=2)) == "Upsample(scale_factor=2.0)"
-    assert fingerprint(trained) == fingerprint(copy.deepcopy(trained).train())
-    assert fingerprint(small_cnn(1, 10)) != fingerprint(small_cnn(1, 10, width=8))
 
 
 def test_a_model_that_asserts_its_size_is_tried_at_another(tmp_path: Path) -> None:

@@ -5,5 +5,5 @@ from .format import (
     keep_format as keep_format,
     takes_channels_last as takes_channels_last,
 )
-from .make_lean import is_lean as is_lean, lean as lean, plain_type as plain_type, while_not_lean as while_not_lean
+from .make_lean import is_lean as is_lean, lean as lean, while_not_lean as while_not_lean
 from .reasons import why_float as why_float

@@ -110,11 +110,6 @@ def is_lean(module: nn.Module) -> bool:
     return isinstance(module, (QuantizedLayer, *_PLAIN)) and "lean" in module.__dict__
 
 
-def plain_type(module: nn.Module) -> type[nn.Module]:
-    """Return the class of the module in a model that is not lean."""
-    return _PLAIN.get(type(module), type(module))
-
-
 def is_subclass(module: nn.Module) -> bool:
     """Whether the module is of a subclass of a class that `lean` replaces; such modules stay as they are."""
     return isinstance(module, tuple(_LEAN)) and type(module) not in (*_LEAN, *_PLAIN) and not is_lean(module)

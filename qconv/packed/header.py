@@ -131,7 +131,7 @@ class Header(_Strict):
         shared: names of tensors that are the same as another one.
         pictures: the input of the network.
         classes: the names of its outputs.
-        modules: `fingerprint.fingerprint` of the quantized network; none in files of version 1.
+        modules: of files of before, which had hashes of the modules; it only counts for their checksum.
         trial: its outputs for two inputs; None if the shape of its inputs was unknown.
     """
 

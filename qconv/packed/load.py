@@ -21,7 +21,6 @@ from ..quantizers.base import training_only
 from ..quantizers.chosen_sign import FLAG
 from ..quantizers.part import Part
 from .calls import build_network
-from .fingerprint import check_fingerprint
 from .fixed import FixedCodes
 from .header import VERSION, Header, Pictures, checksum, first_line
 from .layer import restore, restore_activation
@@ -38,10 +37,10 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) ->
     """Return the model of a packed file, in evaluation mode on the CPU, or on the device of `model`.
 
     No code in the file is run. Checksum, names, shapes, dtypes and values are checked before `model` is changed, and so
-    is whether `model` is the saved network: the class and the arguments of each module, and, if the file knows the
-    shape of an input, the outputs for two inputs (`header.Trial`), up to rounding. Files of version 1 of the format
-    lack these checks: nothing shows that their `model` has ReLU instead of Hardtanh. The layers compute the same as the
-    trained ones in evaluation; their weights can't be trained any further.
+    is whether `model` computes what the saved network did: the outputs for two inputs, up to rounding, if the file has
+    them (`header.Trial`; files of version 1 have none, and nothing shows that their `model` has ReLU instead of
+    Hardtanh). The layers compute the same as the trained ones in evaluation; their weights can't be trained any
+    further.
 
     Args:
         path: a file written by `save_packed`.
@@ -224,8 +223,6 @@ class Content:
             cast = tensor.is_floating_point() and target.is_floating_point() and len(dtypes) == 1
             if target.dtype != tensor.dtype and not cast:
                 raise ValueError(f"tensor '{name}' is {tensor.dtype} in the file, and {target.dtype} here")
-        if self.header.modules:
-            check_fingerprint(model, self.header.modules)
         check_values(model, self.state)
         parts = {name: part for name, part in modules.items() if isinstance(part, Part)}
         training = tuple(

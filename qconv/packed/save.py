@@ -21,7 +21,6 @@ from ..layers.computed import computed_by, evaluated, parts_of_weight
 from ..layers.copies import copied
 from ..layers.naming import QUANTIZERS, frozen_part, name_of
 from ..quantizers import Quantizer
-from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
 from .layer import check_called, check_quantizers, describe
 from .load import Content
@@ -58,12 +57,11 @@ def save_packed(
     A binary weight takes one bit, ternary weights are stored five to a byte (1.6 bits each), all others take their own
     number of bits; scales and all tensors that are not quantized are stored unchanged. `load_packed` returns a model
     with the same outputs, bit for bit. Tensors that only training needs are left out: latent weights, surrogates,
-    quantizers of gradients, batch norm's count of batches. The file records the class and the arguments of each module,
-    and the model's outputs for two inputs, of the shape given by `pictures` or `example` or of a usual one that suits
-    it: `load_packed` refuses another network with the same tensors. Without that test the file can't detect another
-    function in a forward, nor another argument stored by your own class; a warning says so if no usual shape suits, or
-    if the model can't be copied. There is no test for a model of several inputs, in a dtype other than float32, or
-    with outputs that move by a quarter through rounding (an untrained one). A forward that also reads ``layer.weight``
+    quantizers of gradients, batch norm's count of batches. The file records the model's outputs for two inputs, of the
+    shape given by `pictures` or `example` or of a usual one that suits it: `load_packed` refuses another network with
+    the same tensors. Without that test it can't tell; a warning says so if no usual shape suits, or if the model can't
+    be copied. There is no test for a model of several inputs, in a dtype other than float32, or with outputs that move
+    by a quarter through rounding (an untrained one). A forward that also reads ``layer.weight``
     gets the quantized weight after loading, and the latent one before; read ``layer.quantized_weight()`` instead.
 
     Args:
@@ -130,8 +128,8 @@ def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None)
             else "no usual input shape suits it. Pass one: save_packed(model, path, example=batch)"
         )
         warnings.warn(
-            "the file can't hold a test of the model's outputs, so load_packed will not notice another function "
-            f"in a forward: {why}",
+            "the file can't hold a test of the model's outputs, so load_packed will not notice another "
+            f"network with the same tensors: {why}",
             stacklevel=3,
         )
     return shape
@@ -231,7 +229,7 @@ def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[
             known[place] = name
             entries.append(entry(name, tensor, name.rpartition(".")[0]))
     activations: Any = {name: was.choice for name, module in model.named_modules() if (was := replaced(module))}
-    return Header(layers=described, activations=activations, shared=shared, modules=fingerprint(model)), entries
+    return Header(layers=described, activations=activations, shared=shared), entries
 
 
 def _place(tensor: Tensor) -> Any:

@@ -121,9 +121,9 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
     moved = _moved(outputs, expected)
     if not (moved <= trial.tolerance).any():  # both: another order of sums may turn a sign in one of them
         raise ValueError(
-            "the network computes something other than the saved one: modules and tensors are the same, but its "
-            f"outputs are off by {moved.min():.0%} of the largest. Either a function in a forward differs, or the "
-            "network reads the weight of a layer that it also calls (the file has only the quantized weight)"
+            "the network computes something other than the saved one: all tensors fit, but its outputs are off by "
+            f"{moved.min():.0%} of the largest. A module, one of its arguments or a function in a forward differs, or "
+            "the network reads the weight of a layer that it also calls (the file has only the quantized weight)"
         )
 
 

@@ -7,7 +7,6 @@ from omegaconf import DictConfig
 from torch import nn
 
 from ..packed.calls import build_network
-from ..packed.fingerprint import fingerprint
 from .checkpoint_io import CheckpointError
 from .initial_weights import checkpoint_of_run
 from .resume import call, override
@@ -55,7 +54,7 @@ def check_teacher(loss: DictConfig, teacher: nn.Module, data: Any) -> None:
         trained = build_network({**node, "in_channels": data.in_channels, "num_classes": data.num_classes})
     except ValueError:
         return
-    if fingerprint(teacher) != fingerprint(trained):
+    if str(teacher) != str(trained):
         raise ValueError(
             f"loss.weights (={weights}) were trained in {call(node)}; loss.teacher is another network, which these "
             f"weights fit as well: add {shlex.join([f'loss.teacher={override(node)}'])}"
