@@ -5,7 +5,7 @@
 # Happens: the converter writes SELU as 1.7581 (exp(x) - 1) for all inputs, of which the positive ones are not used. The
 # 256 codes of exp(x) reach to the exponential of the largest input, 1,097 for 7, so its numbers from 0 to 1 fall in one
 # code. Softplus and Mish are written by log(exp(x) + 1). Nothing is said.
-# Seen, for inputs from -4 to 3, 5, 7, as largest error of outputs in codes, and number of codes of negative inputs: SELU
+# Seen, inputs from -4 to 3, 5, 7, as largest error of outputs in codes, and number of codes of negative inputs: SELU
 # 9.3 (8), 44.9 (2), 48.5 (1); Softplus 3.5 (13), 15.6 (3), 41.0 (1); Mish 9.8 (24), 11.5 (15), 20.7 (1); ELU 0.5 (56),
 # 0.7 (39), 0.5 (30); SiLU 0.9 (23), 1.0 (14), 1.0 (10). With 7, all negative inputs of SELU become 0.
 set -euo pipefail
