@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # ncnn 1.0.20261020: an int8 convolution in groups of 8, 16, 24 or more filters gives numbers that are no sums.
 #
-# Expected: the sums of its 8-bit codes, as without packed layouts (use_packing_layout off), and as depthwise convolutions
-# and groups of other sizes give them.
+# Expected: the sums of its 8-bit codes, as without packed layouts (use_packing_layout off), as with depthwise
+# convolutions, and as with groups of other sizes.
 # Happens: if the filters of a group are a multiple of 8, as in ResNeXt and ShuffleNet, a convolution in groups gives
 # other numbers of any size, at times NaN, and others from run to run. Nothing is said. Packed layouts are the default.
 # Seen on x86-64 with AVX-512, as largest error by largest output: groups of 4, 12, 20 filters 1e-07, depthwise 1e-04,
