@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # ONNX Runtime 1.32.0: quantize_static drops beta of a Gemm, and in one of its formats multiplies the bias by alpha.
 #
-# Expected: alpha A B + beta C, within rounding, as of the float file, or a Gemm in floats, as quantize_dynamic leaves it.
-# torch.addmm is exported as such a Gemm.
+# Expected: alpha A B + beta C, within rounding, as of the float file, or a Gemm in floats, as quantize_dynamic leaves
+# it. torch.addmm is exported as such a Gemm.
 # Happens: with the format QDQ, the default, the file says beta = 1, and the bias C is as before. With the format
 # QOperator, alpha moreover multiplies the bias. Nothing is said. Without a bias, all is right.
 # Seen, as largest error by largest output, QDQ and QOperator: alpha 1, beta 1: 0.010 0.010; 0.5, 1: 0.010 0.169; 1, 3:
