@@ -6,8 +6,8 @@
 # zeros become s / 255 off with 8 bits, s / 15 with 4, s / 3 with 2, all to the same side. Behind a ReLU these add up.
 # --weightQuantAsymmetric=0 keeps zeros, but is not the default. Nothing is said.
 # Seen, ternary weights, 80 % zeros, inputs from 0 to 1, float outputs up to 23.1 with standard deviation 6.3: a weight
-# of 0 becomes -0.0039 with 8 bits, -0.067 with 4, 0.333 with 2; the mean of the outputs shifts by -0.9, -15.4, 76.8. With
-# --weightQuantAsymmetric=0: 0, and no shift.
+# of 0 becomes -0.0039 with 8 bits, -0.067 with 4, 0.333 with 2; the mean of the outputs shifts by -0.9, -15.4, 76.8.
+# With --weightQuantAsymmetric=0: 0, and no shift.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
