@@ -121,7 +121,7 @@ def test_float_layers_of_other_kinds(name: str) -> None:
     layers = (
         (qconv.QConv1d(6, 4, 3, groups=2, bias=False, scheme=scheme), torch.randn(2, 6, 9)),
         (qconv.QConv3d(3, 4, 3, bias=False, scheme=scheme), torch.randn(2, 3, 5, 5, 4)),
-        (qconv.QConvTranspose2d(4, 6, 3, groups=2, bias=False, scheme=scheme), torch.randn(2, 4, 5, 5)),
+        (qconv.QConvTranspose2d(4, 6, 3, 2, groups=2, bias=False, scheme=scheme), torch.randn(2, 4, 5, 5)),
         (qconv.QDeformConv2dPack(4, 6, 3, bias=False, scheme=scheme), torch.randn(2, 4, 6, 6)),
     )
     for layer, input in layers:

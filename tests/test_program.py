@@ -151,8 +151,11 @@ def every(kinds: int, groups: int) -> Program:
     y = program.add(ops.Sigmoid(**wider, inputs=(y,)))
     y = program.add(ops.Repeat(**wider, inputs=(y,), times=(2, 3)))
     y = program.add(ops.Average(**wider, inputs=(y,), window=Window((2, 3), (2, 3))))
-    narrow = torch.randn(channels, channels + 21, 1, 1)
-    x = program.add(ops.ConvFloats(inputs=(y,), channels=channels, weight=narrow, window=Window()))
+    blocks = torch.randn(4 * channels, channels + 21, 1, 1)
+    x = program.add(ops.ConvFloats(inputs=(y,), channels=4 * channels, weight=blocks, window=Window()))
+    x = program.add(ops.Shuffle(inputs=(x,), channels=channels, times=2))
+    x = program.add(ops.PReLU(inputs=(x,), channels=channels, slope=torch.randn(channels)))
+    x = program.add(ops.Average(inputs=(x,), channels=channels, window=Window((2, 2), (2, 2))))
     depth = Window((3, 3), (2, 2), (1, 1, 1, 1))
     wide = program.add(
         ops.ConvFloats(
@@ -511,6 +514,40 @@ class InPlace(nn.Module):
         hidden = self.second(self.relu(shortcut))
         hidden += shortcut  # which is past the ReLU
         return hidden.mul_(0.5)
+
+
+class Upsampled(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.conv, self.up, self.norm = nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 12, **options), nn.BatchNorm2d(12)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu(self.norm(self.up(self.conv(input))))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "more", "groups"),
+    [
+        (2, 2, 0, 0, 1),
+        (3, 2, 1, 1, 2),
+        ((4, 2), 2, (1, 0), 0, 4),
+        (8, 4, 2, 0, 1),
+        (5, 3, 1, 0, 1),
+        (1, 2, 0, 1, 1),
+        (3, 1, 1, 0, 1),
+        (3, 2, 0, 0, 1),
+        (3, 1, 3, 0, 1),
+    ],
+)
+def test_transposed_convolutions(kernel: Any, stride: int, padding: Any, more: int, groups: int) -> None:
+    """As convolutions, whose channels become blocks, where the output has a whole number of blocks of the stride."""
+    x = torch.randn(2, 3, 9, 8)
+    options: dict[str, Any] = {"kernel_size": kernel, "stride": stride, "padding": padding, "output_padding": more}
+    model = trained(Upsampled(**options, groups=groups), schemes.minmax(8, 8), x, skip=())
+    frozen = build(model, x)
+    assert torch.equal(frozen(x), frozen.program(x).run(x)) or frozen.unplanned
+    assert bool(frozen.unplanned) == ((kernel, padding) in [(3, 0), (3, 3)])
+    assert verify(model, frozen, x).equal
 
 
 def test_values_that_are_written_in_place() -> None:

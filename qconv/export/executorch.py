@@ -156,7 +156,7 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
             return _Call(replace(operation, function=on_floats).run)
         case ops.Sigmoid():
             return nn.SiLU() if isinstance(operation, ops.SiLU) else nn.Sigmoid()
-        case ops.Add() | ops.Multiply() | ops.Repeat() | ops.Select() | ops.Take():
+        case ops.Add() | ops.Multiply() | ops.Repeat() | ops.Select() | ops.Shuffle() | ops.Take():
             return _Call(operation.run)
     raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for ExecuTorch")
 

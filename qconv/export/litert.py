@@ -215,6 +215,16 @@ class _Writer:
             case ops.Repeat():
                 options = self.schema.ResizeNearestNeighborOptionsT()
                 return self._add("RESIZE_NEAREST_NEIGHBOR", [x, self._whole(shape[1:3])], shape, options)
+            case ops.Shuffle():  # LiteRT has the places in a block before the channels
+                order = torch.arange(self._shape(x)[3]).view(-1, operation.times**2).t().flatten().tolist()
+                options, gather = self.schema.DepthToSpaceOptionsT(), self.schema.GatherOptionsT()
+                options.blockSize, gather.axis = operation.times, 3
+                return self._add(
+                    "DEPTH_TO_SPACE",
+                    [self._add("GATHER", [x, self._whole(order)], self._shape(x), gather)],
+                    shape,
+                    options,
+                )
             case ops.Sigmoid():
                 curve = self._add("LOGISTIC", [x], shape)
                 return self._binary("MUL", x, curve) if isinstance(operation, ops.SiLU) else curve

@@ -126,6 +126,8 @@ class _Writer:
                 way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
                 scales, axes = self._floats(torch.tensor(operation.times).float()), self._whole([2, 3])
                 return nodes.interpolate(x, scales, "nearest", "scales", axes=axes, **way)
+            case ops.Shuffle():
+                return nodes.depth_to_space(x, "depth_first", operation.times)
             case ops.Sigmoid():
                 curve = nodes.sigmoid(x)
                 return nodes.multiply(x, curve) if isinstance(operation, ops.SiLU) else curve

@@ -147,6 +147,8 @@ class _Writer:
                 scales = self._constant(f"{name}_scales", torch.tensor([1.0, 1.0, *operation.times]))
                 way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
                 self._add("Resize", [*given, "", scales], name, mode="nearest", **way)
+            case ops.Shuffle():
+                self._add("DepthToSpace", given, name, blocksize=operation.times, mode="CRD")
             case ops.SiLU():
                 self._add("Mul", [*given, self._add("Sigmoid", given, f"{name}_sigmoid")], name)
             case ops.Sigmoid():

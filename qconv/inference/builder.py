@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..program import operations as ops
@@ -155,6 +156,11 @@ class Builder:
         sums = self.add(ops.ConvFloats, place, channels=len(weight), weight=weight, window=window, groups=groups)
         return sums if bias is None else self.affine(sums, 1.0, bias)
 
+    def shuffled(self, place: int, times: int) -> int:
+        """Append blocks of `times` pixels squared, of channels."""
+        channels = self.stored[place][1] // times**2
+        return place if times == 1 else self.add(ops.Shuffle, place, channels=channels, times=times)
+
     def on_pixels(self, weight: Tensor, x: Value) -> tuple[Tensor, Window]:
         """Return weight and window of a linear layer, (out, in, 1, 1): over the whole image for flattened images."""
         size = self.stored[x.place][2:]
@@ -198,6 +204,36 @@ class Builder:
             if type(other) is kind and other.inputs == (place,) and is_same(other, new):
                 return number
         return self.add(kind, place, **fields)
+
+
+def blocks_of(weight: Tensor, stride: Any, padding: Any, dilation: Any, more: Any) -> tuple[Tensor, Window] | None:
+    """Return a convolution whose channels, shuffled, are the output of a transposed one; None if none are.
+
+    Output ``stride · q + r`` is the sum of ``in[q − t] · w[r + padding + stride · t]`` over all t that the weight has:
+    each r is a channel of its own. The output must have a whole number of blocks of the stride for each input.
+
+    Args:
+        weight: (C_out, C / groups, kh, kw); that returned has C_out · stride² outputs.
+        stride: as the others, of the transposed convolution.
+        padding: which crops.
+        dilation: 1.
+        more: the output padding.
+    """
+    block, kernel = stride[0], weight.shape[2:]
+    if len({*stride}) > 1 or {*dilation} != {1}:
+        return None
+    places, sides = list[Tensor](), list[int]()
+    for length, pad, added in zip(kernel, padding, more, strict=True):
+        beyond = length - block - 2 * pad + added  # a block for each input
+        first, last = -((block - 1 + pad) // block), (length - 1 - pad) // block  # t
+        sides = [last, beyond // block - first, *sides]
+        if beyond % block or min(sides) < 0:
+            return None
+        taps = torch.arange(block)[:, None] + pad + block * torch.arange(last, first - 1, -1)
+        places.append(taps.where((taps >= 0) & (taps < length), length))  # where zeros are
+    rows, columns = places
+    of_blocks = F.pad(weight, (0, 1, 0, 1))[..., rows[..., None, None], columns].permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+    return of_blocks, Window((rows.shape[1], columns.shape[1]), padding=(sides[0], sides[1], sides[2], sides[3]))
 
 
 def is_same(one: Operation, other: Operation) -> bool:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from ..kernels import operators
 from ..kernels.window import Window as Geometry
-from ..layers import QConv1d, QConv2d, QConv3d, QLinear, QuantizedLayer
+from ..layers import QConv1d, QConv2d, QConv3d, QConvTranspose2d, QLinear, QuantizedLayer
 from ..program import operations as ops
 from ..program.operations import Window
 from ..quantizers import Identity, Quantizer, input_scale
 from ..quantizers.levels import Levels
-from .builder import Builder, Value
+from .builder import Builder, Value, blocks_of
 
 LARGEST_SUM = 2**31 - 1
 LARGEST_WEIGHT = 255
@@ -52,10 +52,13 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         how = Arithmetic("float", "its input is not quantized")
         is_plain = isinstance(layer, QConv2d) and type(layer).forward is QConv2d.forward
         return how._replace(weight=layer.quantized_weight()) if is_plain else how
-    if not isinstance(layer, QConv2d | QLinear):
+    is_transposed = isinstance(layer, QConvTranspose2d)
+    if not isinstance(layer, QConv2d | QConvTranspose2d | QLinear):
         return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
-    if type(layer).forward not in (QConv2d.forward, QLinear.forward):
+    if type(layer).forward not in (QConv2d.forward, QConvTranspose2d.forward, QLinear.forward):
         return Arithmetic("float", f"{type(layer).__name__} has a forward of its own")
+    if is_transposed and _blocks(layer, layer.filters()) is None:
+        return Arithmetic("float", "its output is no whole number of blocks of its stride")
     quantizer = layer.input_quantizer
     levels = quantizer.levels(*quantizer.tensors())
     if levels is None:
@@ -95,13 +98,15 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     zero = 0 if is_int8 or low >= 0 else -low
     integer = Arithmetic("integer", "", values, scale, levels, zero, bound)
     is_sign = (magnitudes == 1).all()
+    if not is_plain and is_transposed:
+        return Arithmetic("float", "a transposed convolution of values around a centre has no integer operator")
     if not is_plain:
         centre = torch.zeros_like(scale) if weight.offset is None else of_filters(weight.offset)
         return integer._replace(kind="offset", centre=centre)
-    if quantizer.signs and is_sign:
+    if quantizer.signs and is_sign and not is_transposed:  # in which zeros stand between the signs of a weight
         return integer._replace(kind="binary")
     if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
-        is_shift = ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all()
+        is_shift = not is_transposed and bool(((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all())
         if is_shift and bound < LARGEST_EXACT and LARGEST_DIGITS * values[:1].numel() <= LARGEST_SUM:
             return integer._replace(kind="shift")
         return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are not 8-bit numbers")
@@ -121,10 +126,12 @@ class Quantized(nn.Module):
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        forwards = QConv1d.forward, QConv2d.forward, QConv3d.forward, QLinear.forward
+        forwards = QConv1d.forward, QConv2d.forward, QConv3d.forward, QConvTranspose2d.forward, QLinear.forward
         self.is_known = type(layer).forward in forwards and not layer.has_scale_map
         self.layer = copy.deepcopy(layer)
-        self.register_buffer("weight", layer.quantized_weight() if self.is_known else None)
+        with layer.as_evaluated() as (quantizer, filters):
+            weight = quantizer.quantize(filters, *quantizer.tensors()) if self.is_known else None
+        self.register_buffer("weight", weight)
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer's output."""
@@ -247,19 +254,27 @@ def lower_layer(build: Builder, layer: Any, how: Arithmetic, x: Value, name: str
     return output
 
 
+def _blocks(layer: QConvTranspose2d, filters: Tensor) -> tuple[Tensor, Window] | None:
+    return blocks_of(filters.detach(), layer.stride, layer.padding, layer.dilation, layer.output_padding)
+
+
 class _Layer:
     """A layer, as a convolution of images: a linear one has a window of one pixel, or of the whole image."""
 
     def __init__(self, build: Builder, layer: Any, how: Arithmetic) -> None:
         self.build, self.layer, self.how = build, layer, how
         self.is_conv = isinstance(layer, QConv2d)
-        self.groups = layer.groups if self.is_conv else 1
+        self.groups = 1 if isinstance(layer, QLinear) else layer.groups
         self.bias = torch.zeros(len(how.scale)) if layer.bias is None else layer.bias.detach()
         self.first_bias = torch.zeros(len(how.scale)) if layer.has_scale_map else self.bias  # the map comes before it
         self.quantizer = layer.input_quantizer
         self.sides: list[int] = []
         self.input = 0
         self.codes: int | None = None
+        self.times = layer.stride[0] if isinstance(layer, QConvTranspose2d) else 1
+        if self.times > 1:
+            self.first_bias = self.first_bias.repeat_interleave(self.times**2)
+            self.how = how._replace(scale=how.scale.repeat_interleave(self.times**2))
 
     def lower(self, x: Value) -> Value:
         build, how = self.build, self.how
@@ -269,19 +284,22 @@ class _Layer:
             build.fix_size()
         if how.kind == "shift":
             return Value(build.call(ShiftConv2d(self.layer, how, self.sides), shape, build.raw(x)), shape)
-        place, weight, window = self._of_image(x) if self.is_conv else self._of_rows(x)
+        place, weight, window = self._of_rows(x) if isinstance(self.layer, QLinear) else self._of_image(x)
         if how.kind == "float":
             output = build.floats(place, weight, self.layer.bias, window, self.groups)
         else:
             output = self._offset(place, weight, window) if how.kind == "offset" else self._sums(place, weight, window)
         if self.layer.has_scale_map:
             output = self._mapped(output, place, window)
+        if isinstance(self.layer, QConvTranspose2d):
+            output = build.shuffled(output, self.times)
+            shape = *x.shape[:-3], *build.stored[output][1:]
         is_seen_so = build.stored[output] == shape or len(shape) == 2
         return Value(output if is_seen_so else build.reshaped(output, shape), shape)
 
     def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the output."""
-        if not self.is_conv:
+        if not self.is_conv:  # that of a transposed convolution is known from its blocks
             return (*shape[:-1], len(self.how.weight))
         window = self._window(tuple(self.sides))
         return (*shape[:-3], len(self.how.weight), *window.size((shape[-2], shape[-1])))
@@ -295,6 +313,8 @@ class _Layer:
         place, sides = build.raw(x), tuple(self.sides)
         if len(x.shape) == 3:  # an image without a batch
             place = build.reshaped(place, (1, *x.shape))
+        if isinstance(layer, QConvTranspose2d):
+            return place, *cast(tuple[Tensor, Window], _blocks(layer, self.how.weight))
         border = layer.border_value if self.how.kind != "binary" else 0
         if layer.padding_mode != "zeros" or border:  # a large number gets the code of the border
             how = {"mode": layer.padding_mode} if layer.padding_mode != "zeros" else {"value": border * 1e30}

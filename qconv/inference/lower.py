@@ -15,7 +15,7 @@ from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward
 from ..program import operations as ops
 from ..program.operations import Program, Window
-from .builder import Builder, Shape, Value, is_same, pair
+from .builder import Builder, Shape, Value, blocks_of, is_same, pair
 from .defaults import of_shipping
 from .integers import Arithmetic, Quantized, arithmetic, lower_layer
 from .record import RECORDING, NotRecorded, record
@@ -167,6 +167,7 @@ class _Lowering:
             "sigmoid": lambda x: self._elementwise(ops.Sigmoid, x),
             "silu": lambda x: self._elementwise(ops.SiLU, x),
             "upsample_nearest2d": self._repeated,
+            "pixel_shuffle": lambda x, times: self.build.shuffled(x.place, times) if self.build.is_image(x) else None,
             "constant_pad_nd": self._padded,
         }
 
@@ -502,8 +503,10 @@ class _Lowering:
     ) -> int | None:
         """A convolution by a constant weight."""
         is_constant = isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
-        if not is_constant or transposed or not isinstance(x, Value):
+        if not is_constant or not isinstance(x, Value):
             return None
+        if transposed:
+            return self._transposed(x, weight, bias, stride, padding, dilation, output_padding, groups)
         if weight.ndim == 3 and len(x.shape) == 3:  # a signal is an image of one row
             row = self.build.reshaped(self.build.raw(x), (*x.shape[:2], 1, x.shape[2]))
             sides = padding[0], padding[0], 0, 0
@@ -517,6 +520,18 @@ class _Lowering:
         sides = columns, columns, rows, rows
         window = Window(pair(weight.shape[2:]), pair(stride), sides, pair(dilation))
         return self.build.floats(x.place, weight, bias, window, groups)
+
+    def _transposed(self, x: Value, weight: Tensor, bias: Any, stride: Any, padding: Any, *rest: Any) -> int | None:
+        """A transposed convolution by a constant weight."""
+        *geometry, groups = stride, padding, *rest
+        if weight.ndim != 4 or not self.build.is_image(x):
+            return None
+        filters = weight.detach().unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)  # output channels first
+        blocks = blocks_of(filters, *geometry)
+        if blocks is None:
+            return None
+        bias = None if bias is None else bias.repeat_interleave(stride[0] ** 2)
+        return self.build.shuffled(self.build.floats(x.place, blocks[0], bias, blocks[1], groups), stride[0])
 
     def _addmm(self, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> int | None:
         is_linear = isinstance(x, Value) and isinstance(weight, Tensor) and isinstance(bias, Tensor)

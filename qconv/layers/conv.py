@@ -245,12 +245,8 @@ class _QConvTranspose(QuantizedLayer):
     def from_filters(self, filters: Tensor) -> Tensor:
         return exchange_channels(filters, self.groups)
 
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        if isinstance(input, fx.Proxy):
-            return as_node(self, input, output_size)
-        check_input(self, input)
-        ndim = len(self.kernel_size) + 2
-        check_shape(input, ndim, self.in_channels)
+    def operation(self, input: Tensor, output_size: list[int] | None = None) -> TransposedConvolution:
+        """The operation that runs on the quantized tensors."""
         padding = cast(tuple[int, ...], self.padding)
         output_padding = cast(nn.ConvTranspose2d, self)._output_padding(  # shared by the twins
             input,
@@ -261,7 +257,15 @@ class _QConvTranspose(QuantizedLayer):
             len(padding),
             list(self.dilation),
         )
-        op = TransposedConvolution(self.stride, padding, tuple(output_padding), self.dilation, self.groups)
+        return TransposedConvolution(self.stride, padding, tuple(output_padding), self.dilation, self.groups)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_node(self, input, output_size)
+        check_input(self, input)
+        ndim = len(self.kernel_size) + 2
+        check_shape(input, ndim, self.in_channels)
+        op = self.operation(input, output_size)
         if input.ndim == ndim - 1:
             return self.apply_op(input.unsqueeze(0), op, self.bias).squeeze(0)
         return self.apply_op(input, op, self.bias)

@@ -244,6 +244,8 @@ class Writer:
                 scales = graph.constant(torch.tensor([1.0, 1.0, *operation.times]))
                 way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
                 return node("Resize", *given, "", scales, mode="nearest", **way)
+            case ops.Shuffle():
+                return node("DepthToSpace", *given, blocksize=operation.times, mode="CRD")
             case ops.Sigmoid():
                 curve = node("Sigmoid", *given)
                 return node("Mul", *given, curve) if isinstance(operation, ops.SiLU) else curve

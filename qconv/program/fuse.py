@@ -25,6 +25,7 @@ from .operations import (
     Quantize,
     Repeat,
     Select,
+    Shuffle,
     Sigmoid,
     Sign,
     SiLU,
@@ -32,7 +33,7 @@ from .operations import (
     Window,
 )
 
-_SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum, Select, Repeat
+_SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum, Select, Repeat, Shuffle
 _MOST_CODES = 2
 
 

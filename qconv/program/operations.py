@@ -327,6 +327,19 @@ class Repeat(Operation):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Shuffle(Operation):
+    """Channels as blocks of t = `times` pixels squared: ``out[c, t·y + i, t·x + j] = in[c·t² + i·t + j, y, x]``."""
+
+    times: int
+
+    def run(self, *values: Tensor) -> Tensor:
+        return F.pixel_shuffle(values[0], self.times)
+
+    def lengths(self) -> tuple[Length, Length]:
+        return Length(times=self.times), Length(times=self.times)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Average(_Windowed):
     """The mean of the window's pixels inside of the image: added by rows and columns, then divided by their number."""
 

@@ -27,6 +27,7 @@ from .operations import (
     Quantize,
     Repeat,
     Select,
+    Shuffle,
     Size,
     Window,
 )
@@ -70,7 +71,18 @@ FIELDS = {  # of an `OP`, in order, with their defaults
     "prelu": (-1,),
     "table": (-1, -1),
 }
-KINDS = {0: Input, 1: ConvBits, 2: ConvCodes, 3: ConvFloats, 4: Mean, 6: Average, 7: Maximum, 8: Select, 9: Repeat}
+KINDS = {
+    0: Input,
+    1: ConvBits,
+    2: ConvCodes,
+    3: ConvFloats,
+    4: Mean,
+    6: Average,
+    7: Maximum,
+    8: Select,
+    9: Repeat,
+    10: Shuffle,
+}
 CURVES = None, "sigmoid", "SiLU", "hard swish"
 OUTPUT = 5
 _FLOATS, _CODES, _BITS = range(3)  # types of buffers
@@ -157,6 +169,8 @@ class _Writer:
             record["weight"] = (self._put(source.index.int()),)
         if isinstance(source, Repeat):
             record["stride"] = source.times
+        if isinstance(source, Shuffle):
+            record["stride"] = source.times, source.times
         return record | self._stages(kernel) | self._outputs(kernel)
 
     def _weight(self, conv: ConvBits | ConvCodes | ConvFloats) -> tuple[int, int]:

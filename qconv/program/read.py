@@ -105,6 +105,8 @@ class _Reader:
             return self._add(ops.Mean, channels, at)
         if source is ops.Repeat:
             return self._add(ops.Repeat, channels, at, times=record["stride"])
+        if source is ops.Shuffle:
+            return self._add(ops.Shuffle, channels, at, times=record["stride"][0])
         if source is ops.Select:
             index = self._tensor(record["weight"][0], torch.int32, channels)
             return self._add(ops.Select, channels, at, index=index.long())

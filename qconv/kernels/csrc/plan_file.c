@@ -234,9 +234,13 @@ static int check_select(const Check *check, const Op *op) {
     return 1;
 }
 
-static int check_repeat(const Check *check, const Op *op, Size in, Size *out) {
+static int check_repeated(const Check *check, const Op *op, Size in, Size *out) {
     if (!within(check, "times", op->sh, 1, MOST / in.h) || !within(check, "times", op->sw, 1, MOST / in.w)) return 0;
     *out = (Size){in.h * op->sh, in.w * op->sw};
+    const int32_t channels = check->program->values[op->in].channels;
+    const int64_t block = op->kind == SHUFFLE ? (int64_t)op->sh * op->sw : 1;
+    if (channels % block || channels / block != op->cout)
+        return fail(check, "cout (=%d) must be the input's (=%d) by the pixels of a block", op->cout, channels);
     return 1;
 }
 
@@ -263,7 +267,7 @@ static int check_op(Check *check, Op *op, const int64_t (*sizes)[2], Size *size)
     const Size in = check->program->value_size[op->in];
     if (op->kind == MAXIMUM && op->cout < channels)
         return fail(check, "cout (=%d) must be at least that of its input (=%d)", op->cout, channels);
-    if (!is_conv(op) && op->kind != MAXIMUM && op->kind != SELECT && op->cout != channels)
+    if (!is_conv(op) && op->kind != MAXIMUM && op->kind < SELECT && op->cout != channels)
         return fail(check, "cout (=%d) must be that of its input (=%d)", op->cout, channels);
     *size = in;
     if (op->kind == OUTPUT) return ++check->outputs;
@@ -272,7 +276,8 @@ static int check_op(Check *check, Op *op, const int64_t (*sizes)[2], Size *size)
         return check_epilogue(check, op, *size);
     }
     if (op->kind == SELECT) return check_select(check, op) && check_epilogue(check, op, *size);
-    if (op->kind == REPEAT) return check_repeat(check, op, in, size) && check_epilogue(check, op, *size);
+    if (op->kind == REPEAT || op->kind == SHUFFLE)
+        return check_repeated(check, op, in, size) && check_epilogue(check, op, *size);
     if (!check_window(check, op, in, size)) return 0;
     if (!(is_conv(op) ? check_conv(check, op) : check_pool(check, op, in, *size))) return 0;
     return check_epilogue(check, op, *size);

@@ -392,28 +392,32 @@ static void pack_conv(Plan *plan, Step *s) {
 static void pack_pixels(Plan *plan, Step *s) {
     const Op *op = s->op;
     const Place *p = &plan->places[op->in];
-    if (op->kind == REPEAT) {
+    if (op->kind == REPEAT || op->kind == SHUFFLE) {
         int32_t *at = plan_keep(plan, 4 * (int64_t)s->pixels);
-        for (int q = 0; q < s->pixels && at != NULL; q++)
-            at[q] = (int32_t)((p->top + q / s->out_w / op->sh) * p->row + (p->left + q % s->out_w / op->sw) * p->pixel);
+        for (int q = 0; q < s->pixels && at != NULL; q++) {
+            const int y = q / s->out_w, x = q % s->out_w, in_block = y % op->sh * op->sw + x % op->sw;
+            at[q] = (int32_t)((p->top + y / op->sh) * p->row + (p->left + x / op->sw) * p->pixel);
+            if (op->kind == SHUFFLE) at[q] += 4 * in_block;
+        }
         s->in_at = at;
     } else {
         s->in_at = pixels_of(plan, s, op->in, op->sh, op->sw, 0, 0);
     }
-    if (op->kind != SELECT || (s->spread = plan_keep(plan, 4 * (int64_t)s->cpad)) == NULL) return;
-    memcpy(s->spread, plan->program.blob + op->weight, 4 * (size_t)op->cout);
-    for (int32_t c = 0; c < op->cout; c++) s->spread[c] *= 4;
+    if (op->kind != SELECT && op->kind != SHUFFLE) return;
+    if ((s->spread = plan_keep(plan, 4 * (int64_t)s->cpad)) == NULL) return;
+    if (op->kind == SELECT) memcpy(s->spread, plan->program.blob + op->weight, 4 * (size_t)op->cout);
+    for (int32_t c = 0; c < op->cout; c++) s->spread[c] = 4 * (op->kind == SELECT ? s->spread[c] : c * op->sh * op->sw);
 }
 
 static int has_pixels(const Op *op) {
     const int is_one = op->kh == 1 && op->kw == 1 && !(op->top || op->left || op->bottom || op->right);
-    return op->kind == SELECT || op->kind == REPEAT || (op->kind == MAXIMUM && is_one);
+    return op->kind == SELECT || op->kind == REPEAT || op->kind == SHUFFLE || (op->kind == MAXIMUM && is_one);
 }
 
 /* About how many nanoseconds an image takes on one thread; good enough to cut it into parts. */
 static double nanoseconds(const Plan *plan, const Step *s) {
     const Op *op = s->op;
-    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4}; /* products, or numbers, in a nanosecond */
+    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4, 4}; /* products, or numbers, in a nanosecond */
     const double slow = plan->isa == AVX512 ? 1 : plan->isa == PORTABLE ? 20 : 2, out = (double)s->pixels * op->cout;
     if (op->kind == MEAN) return out * plan->places[op->in].bytes / plan->places[op->in].pixel / rate[MEAN] * slow;
     if (op->kind == INPUT || op->kind == OUTPUT) return out / rate[op->kind];
