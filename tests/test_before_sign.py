@@ -26,7 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import qconv
 from qconv import models as qconv_models, schemes
 from qconv.check import watch
-from qconv.convert.one_signed import one_signed_inputs
+from qconv.convert.one_signed import find
 from qconv.convert.replacements import CHOICES, BeforeSign, replaced
 from qconv.layers.sign_note import ACTIVATIONS, note_of
 from qconv.quantizers import Codes, Quantizer
@@ -195,7 +195,7 @@ def test_a_shared_activation_changes_everywhere(capsys: pytest.CaptureFixture[st
         assert model.get_submodule(name) is each
         assert type(each) is (nn.LeakyReLU if name == "layer4.1.relu" else nn.Hardtanh)  # its second call: pooling
         assert each.inplace
-    assert not one_signed_inputs(model, signs(model))
+    assert not find(model, signs(model)).inputs
 
 
 @pytest.mark.parametrize("choice", ["identity", "hardtanh", "prelu"])
@@ -243,7 +243,7 @@ def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSig
         qconv.convert(model, schemes.bnn(), before_sign=choice)
     assert isinstance(model, kind)
     assert type(model).__name__ == kind.__name__
-    assert len(one_signed_inputs(model, signs(model))) == left
+    assert len(find(model, signs(model)).inputs) == left
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.manual_seed(1)
         first = other(input)
@@ -297,7 +297,7 @@ def test_to_float_puts_back_what_was_there(choice: BeforeSign) -> None:
     said = repr(model)
     qconv.convert(model, schemes.bnn(), before_sign=choice)
     assert list(qconv.float_state_dict(model)) == state
-    assert not one_signed_inputs(model, signs(model))
+    assert not find(model, signs(model)).inputs
     assert not model(input).equal(expected)
     other = qconv.to_float(copy.deepcopy(model))
     model = qconv.to_float(model)
@@ -314,7 +314,7 @@ def test_our_networks_follow_the_scheme(name: str) -> None:
             qconv.convert(getattr(qconv_models, name)(activation=nn.ReLU), scheme)
             for scheme in (schemes.bnn(), schemes.lsq(4, 4))
         )
-    assert not one_signed_inputs(binary, signs(binary))
+    assert not find(binary, signs(binary)).inputs
     assert not any(replaced(each) for each in unsigned.modules())
 
 
@@ -525,7 +525,7 @@ def test_what_fails_after_the_layers_changes_nothing() -> None:
 
 
 def test_choices_that_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be one of 'identity', 'hardtanh'"):
+    with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be 'identity' or 'hardtanh' or"):
         qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="tanh")  # pyright: ignore[reportArgumentType]
     with pytest.warns(UserWarning, match="relu in WithTorch stays: a function has no parameter: use nn.ReLU"):
         qconv.convert(WithTorch(torch.relu), schemes.bnn(), before_sign="prelu")
@@ -926,4 +926,4 @@ def test_what_happens_to_values_after_an_activation(between: Callable[..., Tenso
     model(torch.randn(2, 3, 8, 8))
     handle.remove()
     assert (least[0] >= 0) == is_one_signed
-    assert bool(one_signed_inputs(model, [model.last])) == is_one_signed
+    assert bool(find(model, [model.last]).inputs) == is_one_signed

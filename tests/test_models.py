@@ -494,8 +494,8 @@ def test_activations_can_be_named_in_a_config(activation: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (partial(make, "resnet20", shortcut="both"), r"shortcut \(='both'\) must be one of 'normal', 'per_conv'"),
-        (partial(make, "resnet56", downsample="C"), r"downsample \(='C'\) must be one of 'A', 'avgpool', 'B'"),
+        (partial(make, "resnet20", shortcut="both"), r"shortcut \(='both'\) must be 'normal' or 'per_conv'"),
+        (partial(make, "resnet56", downsample="C"), r"downsample \(='C'\) must be 'A' or 'avgpool' or 'B'"),
         (partial(make, "small_cnn", in_channels=1, num_classes=10, width=0), r"width \(=0\) must be at least 1"),
         (partial(make, "vgg_small", image_size=30), r"image_size \(=30\) must be a multiple of 8"),
         (partial(make, "vgg7", image_size=0), r"image_size \(=0\) must be at least 1"),

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -216,18 +217,16 @@ def _measured(model: nn.Module, positions: Positions) -> Iterator[dict[str, Tens
     Both depend on their positions, which are collected.
     """
 
-    def hook(layer: QuantizedLayer, quantizer: EWGS, found: list[Tensor]) -> Any:
-        def quantize(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            del module
-            check_input(layer, args[0])
-            tensors = _constants(quantizer)
-            q = _straight_through(quantizer, wide(args[0]), *tensors)
-            if not q.requires_grad:  # of images
-                q.requires_grad_()
-            found.append(q)
-            return (quantizer.values_of(q, *tensors).to(args[0].dtype), *args[1:])
-
-        return quantize
+    def quantize(quantizer: EWGS, found: list[Tensor], layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        check_input(layer, args[0])
+        tensors = _constants(quantizer)
+        # Rounded positions whose gradient passes in the range, and can be differentiated again.
+        inside = quantizer.position_of(wide(args[0]), *tensors).clamp(0, 1)
+        q = inside - quantizer.rounded(inside.detach())[1]
+        if not q.requires_grad:  # of images
+            q.requires_grad_()
+        found.append(q)
+        return (quantizer.values_of(q, *tensors).to(args[0].dtype), *args[1:])
 
     weights = {}
     with ExitStack() as stack:
@@ -247,7 +246,7 @@ def _measured(model: nn.Module, positions: Positions) -> Iterator[dict[str, Tens
                 weights[f"{prefix}weight"] = layer.quantized_weight()
             if isinstance(input, EWGS):
                 found = positions[f"{prefix}input_quantizer"]
-                stack.callback(layer.register_forward_pre_hook(hook(layer, input, found)).remove)
+                stack.enter_context(layer.register_forward_pre_hook(partial(quantize, input, found)))
         yield weights
 
 
@@ -261,12 +260,6 @@ def _weight(layer: QuantizedLayer, quantizer: EWGS) -> tuple[Tensor, Tensor]:
     q, _ = quantizer.rounded(quantizer.position_of(wide(layer.filters().detach()), *tensors))
     values = quantizer.values_of(q.requires_grad_(), *tensors)
     return q, layer.from_filters(values.to(layer.weight.dtype))
-
-
-def _straight_through(quantizer: EWGS, x: Tensor, *tensors: Tensor) -> Tensor:
-    """Return rounded positions whose gradient passes in the range, and can be differentiated again."""
-    inside = quantizer.position_of(x, *tensors).clamp(0, 1)
-    return inside - quantizer.rounded(inside.detach())[1]
 
 
 def _delta(q: Tensor, gradient: Tensor, probes: int, generator: torch.Generator) -> float:

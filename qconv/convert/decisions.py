@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from .. import layers
+from ..ground.checks import check_choice
 from ..ground.table import Column, cost_text, lines, most_costly, name_of_repeats, repeats
 from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward, parent_of, run
@@ -20,7 +21,7 @@ from ..scheme import Factory, Scheme
 from ..schemes import lsq, minmax
 from .before_sign import ActivationStep, find_steps
 from .layer_patterns import compiled_pattern, first_and_last, first_match, layer_names
-from .replacements import BeforeSign, check_choice
+from .replacements import CHOICES, BeforeSign
 from .tied import check_fits, check_tied, tied_parameters
 
 QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
@@ -157,7 +158,7 @@ def _quantized(subclasses: Kinds | None) -> Kinds:
 def plan_of(model: nn.Module, asked: Request) -> Plan:
     """Return the plan; the errors are those of `qconv.plan`."""
     scheme, skip, overrides = asked.scheme, asked.skip, asked.overrides or {}
-    check_choice(asked.before_sign)
+    check_choice("before_sign", asked.before_sign, *CHOICES)
     if isinstance(skip, str) or not isinstance(skip, Iterable):
         such_as = f"such as ({skip!r},)" if isinstance(skip, str) else "() for none"
         raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, {such_as}")

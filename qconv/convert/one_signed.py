@@ -89,21 +89,13 @@ _SELECTING = {"getitem", "chunk", "split", "unbind", "narrow", "select"}
 _ANY = {"cat", "concat", "concatenate", "stack", "maximum"}  # some of the channels would be one-signed
 
 
-def one_signed_inputs(model: nn.Module, layers: Collection[nn.Module]) -> dict[nn.Module, Sites]:
-    """Return, for each of ``layers`` whose input is never negative, the activations that make it so.
+def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
+    """Find the activations because of which the input of each of ``layers`` is never negative.
 
     A model that `torch.fx` can't trace is examined in parts, and by the order of its modules: an activation counts as
     preceding the next registered layer if there is nothing but pooling or the like between them. A function that a
     forward without a graph calls counts as preceding every layer in its module, too. Both count as called elsewhere
-    unless a part's graph shows that they are not.
-    """
-    return find(model, layers).inputs
-
-
-def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
-    """As `one_signed_inputs`, and also find the activations that are called elsewhere.
-
-    The output of a part that is examined by itself counts as elsewhere.
+    unless a part's graph shows that they are not. The output of a part that is examined by itself counts as elsewhere.
     """
     look = _Look(model, set(layers))
     with _without_fast_paths():

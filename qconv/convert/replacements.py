@@ -53,12 +53,6 @@ def is_one_signed(module: nn.Module) -> bool:
     return type(module) in (nn.ReLU, nn.ReLU6)
 
 
-def check_choice(choice: str) -> None:
-    """Raise a ValueError unless ``choice`` is one of `BeforeSign`."""
-    if choice not in CHOICES:
-        raise ValueError(f"before_sign (={choice!r}) must be one of {', '.join(map(repr, CHOICES))}")
-
-
 def replaced(module: nn.Module) -> Replaced | None:
     """Return the former state of the module, if its activation has been replaced."""
     return module.__dict__.get(_RECORD)

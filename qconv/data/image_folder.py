@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryFile
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning.utilities import rank_zero_only
@@ -30,16 +30,8 @@ class BrokenPictureError(ValueError):
     """Images that cannot be decoded."""
 
 
-class Decoded(NamedTuple):
-    """What the cache file holds.
-
-    Attributes:
-        splits: the images.
-        left_out: lines about those that were left out.
-    """
-
-    splits: dict[str, Pictures]
-    left_out: list[str]
+Decoded = tuple[dict[str, Pictures], list[str]]
+"""What the cache file holds: the images of each split, and lines about those that were left out."""
 
 
 class ImageFolderDataModule(PicturesDataModule):
@@ -117,25 +109,22 @@ class ImageFolderDataModule(PicturesDataModule):
             self.cached = self._decoded()
 
     def read(self) -> dict[str, Pictures]:
-        decoded = self.cached or self._decoded()  # another process of this machine may have prepared it
+        splits, _ = self.cached or self._decoded()  # another process of this machine may have prepared it
         self.cached = None
-        return decoded.splits
+        return splits
 
     def _decoded(self) -> Decoded:
         """Return what the cache holds, or fill it; say what is left out."""
-        decoded = read_cache(self.cache)
-        if decoded is not None:
-            for line in decoded.left_out:
+        if (cached := read_cache(self.cache)) is not None:
+            for line in cached[1]:
                 _tell(line)
-            return decoded
+            return cached
         make_cache_folder(self.cache.parent)
-        decoded = Decoded({}, [])
-        for name in self.tree.splits:
-            decoded.splits[name] = self._decode(name, decoded.left_out)
+        left_out: list[str] = []
+        splits = {name: self._decode(name, left_out) for name in self.tree.splits}
         with atomic_file(self.cache) as file:
-            splits = {name: tuple(pictures) for name, pictures in decoded.splits.items()}
-            torch.save({"splits": splits, "left_out": decoded.left_out}, file)
-        return decoded
+            torch.save({"splits": {name: tuple(each) for name, each in splits.items()}, "left_out": left_out}, file)
+        return splits, left_out
 
     def setup(self, stage: str) -> None:
         is_new = not self.splits
@@ -220,7 +209,7 @@ def read_cache(path: Path) -> Decoded | None:
     try:
         content = load_tensors(path, "cache")
         splits = {name: Pictures(*pictures) for name, pictures in content["splits"].items()}
-        return Decoded(splits, content["left_out"])
+        return splits, content["left_out"]
     except (DamagedFileError, AttributeError, LookupError, TypeError) as error:  # the last three: it holds other data
         terminal().print(f"{error}: the images are decoded again")
         return None

@@ -8,9 +8,9 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..ground.checks import check_choice
+from ..ground.checks import check_at_least_one, check_choice
 from ..ground.progress import terminal
-from ..images import Normalize, Passing, PixelRange, centre_crop, resize_bytes
+from ..images import DecodingError, Normalize, PixelRange, ReadingError, centre_crop, resize_bytes
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader, EpochOrder
 
@@ -19,7 +19,7 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 Item = tuple[int, int]
 """An epoch, and the number of an image."""
-Batch = tuple[Tensor, Tensor, list[str]]
+Batch = tuple[Tensor, Tensor, list[DecodingError]]
 """Images, labels, and the problems with others."""
 
 
@@ -61,9 +61,7 @@ class LargePicturesDataModule(LightningDataModule):
         batch_size: int = 256,
     ) -> None:
         super().__init__()
-        for name, value in (("image_size", image_size), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} (={value}) must be at least 1")
+        check_at_least_one(image_size=image_size, batch_size=batch_size)
         if resize < image_size:
             raise ValueError(f"resize (={resize}) must be at least image_size (={image_size})")
         if workers is not None and workers < 0:
@@ -100,12 +98,12 @@ class LargePicturesDataModule(LightningDataModule):
         del dataloader_idx
         images, labels, problems = batch
         for problem in problems:
-            if isinstance(problem, Passing):
-                raise BrokenPictureError(problem)
+            if isinstance(problem, ReadingError):
+                raise BrokenPictureError(str(problem))
             if self.broken == "fatal":
                 raise BrokenPictureError(f"{problem}; repair or remove it, or leave out such files by data.broken=skip")
-            if problem not in self.left_out:
-                self.left_out.append(problem)
+            if str(problem) not in self.left_out:
+                self.left_out.append(str(problem))
                 terminal().print(f"left out ({len(self.left_out)} so far): {problem}")
         if problems and not len(labels):
             raise BrokenPictureError(f"no image of a batch of {len(problems)} could be decoded: {problems[0]}")
@@ -191,10 +189,10 @@ def random_box(
     return Box(int(y * (height - h + 1)), int(x * (width - w + 1)), h, w, mirror < 0.5)
 
 
-def collate(items: Sequence[tuple[Tensor, int] | str]) -> Batch:
+def collate(items: Sequence[tuple[Tensor, int] | DecodingError]) -> Batch:
     """Return images and labels as tensors, and the problems of the others."""
-    whole = [item for item in items if not isinstance(item, str)]
-    problems = [item for item in items if isinstance(item, str)]
+    whole = [item for item in items if not isinstance(item, DecodingError)]
+    problems = [item for item in items if isinstance(item, DecodingError)]
     pixels = [image.permute(1, 2, 0) for image, _ in whole]  # channels last, as crops are: to turn them is slow
     images = (torch.stack(pixels) if pixels else torch.empty(0, 1, 1, 3, dtype=torch.uint8)).permute(0, 3, 1, 2)
     return images, torch.tensor([label for _, label in whole], dtype=torch.long), problems

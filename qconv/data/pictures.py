@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
+from ..ground.checks import check_at_least_one
 from ..images import Normalize
 from .augment import Augment, RandomCrop, RandomFlip, check_augment, mean_and_std
 from .loader import TensorLoader, epoch_order, split_of
@@ -59,8 +60,7 @@ class PicturesDataModule(LightningDataModule):
         progressive_size: ProgressiveSize | None = None,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise ValueError(f"batch_size (={batch_size}) must be at least 1")
+        check_at_least_one(batch_size=batch_size)
         check_val_size(val_size)
         self.seed, self.batch_size = seed, batch_size
         self.augment = (RandomCrop(4), RandomFlip()) if augment is None else check_augment(augment)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..ground.checks import check_choice, check_pixel_range
+from ..ground.checks import check_at_least_one, check_choice, check_pixel_range
 from ..ground.files import atomic_file
 from ..ground.progress import shown, terminal
 from ..images import DecodingError, PixelRange, ReadingError, decode, opened
@@ -64,11 +64,8 @@ def prepare_pictures(
         FileExistsError: ``folder`` holds something else, or lacks images that may not be left out.
         BrokenPictureError: a file that is no whole image, or a class without a whole training image.
     """
-    for name, value in (("size", size), ("pictures_per_file", pictures_per_file)):
-        if value < 1:
-            raise ValueError(f"{name} (={value}) must be at least 1")
-    if form not in SUFFIX:
-        raise ValueError(f"form (={form!r}) must be 'raw' or 'jpeg'")
+    check_at_least_one(size=size, pictures_per_file=pictures_per_file)
+    check_choice("form", form, *SUFFIX)
     if not 1 <= quality <= 100:
         raise ValueError(f"quality (={quality}) must be from 1 to 100")
     check_choice("broken", broken, "fatal", "skip")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_choice, check_pixel_range
-from ..images import DecodingError, decode, problem
+from ..images import DecodingError, decode
 from .large import Batch, Crop, LargePicturesDataModule
 from .loader import EpochLoader, EpochOrder, ahead, epoch_order, split_of
 from .on_device import decode_on, decodes
@@ -125,7 +125,7 @@ class Encoded(NamedTuple):
         decoded = iter(decode_on(device, [file for file in self.files if isinstance(file, bytes)]))
         images: list[Tensor] = []
         whole: list[int] = []
-        problems: list[str] = []
+        problems: list[DecodingError] = []
         for position, (file, place, number) in enumerate(zip(self.files, self.places, self.numbers, strict=True)):
             image = next(decoded) if isinstance(file, bytes) else file
             try:
@@ -188,7 +188,7 @@ class PreparedPictures:
             *(field[indices] for field in (stored.file, stored.offset, stored.length, stored.shape)),
         )
         whole: list[int] = []
-        problems: list[str] = []
+        problems: list[DecodingError] = []
         rows = zip(*(field.tolist() for field in fields), strict=True)
         for position, (number, file, offset, length, shape) in enumerate(rows):
             try:
@@ -231,8 +231,8 @@ class PreparedPictures:
         return self.crop(pixels, epoch, number) if box is None else self.crop.cut(pixels, box)
 
 
-def _damaged(place: str, error: DecodingError) -> str:
-    return problem(f"{place} is damaged ({error})", error)
+def _damaged(place: str, error: DecodingError) -> DecodingError:
+    return type(error)(f"{place} is damaged ({error})")
 
 
 def _read(path: Path, offset: int, content: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
@@ -36,15 +36,6 @@ class DecodingError(ValueError):
 
 class ReadingError(DecodingError):
     """A file that could not be read now, though it may be an image."""
-
-
-class Passing(str):
-    """What is said of an image that could not be read now."""
-
-
-def problem(text: str, error: DecodingError) -> str:
-    """Return what is said of an image, `Passing` after a `ReadingError`."""
-    return Passing(text) if isinstance(error, ReadingError) else text
 
 
 UNREADABLE = (
@@ -279,20 +270,9 @@ def _pixels(file: ImageFile, mode: str, pixel_range: PixelRange | None, size: tu
     if turn is not None:
         picture = picture.transpose(turn)
     if size is not None and (picture.height, picture.width) != size:
-        picture = cover(picture, size)
+        picture = ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(picture))
     return pixels.view(picture.height, picture.width, -1).permute(2, 0, 1)
-
-
-def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resize the image to cover (height, width), and crop it at the centre."""
-    height, width = size
-    scale = max(height / picture.height, width / picture.width)
-    box_height, box_width = height / scale, width / scale
-    # The quotients may exceed the image by a rounding error, which PIL refuses.
-    left, top = max((picture.width - box_width) / 2, 0.0), max((picture.height - box_height) / 2, 0.0)
-    box = left, top, min(left + box_width, picture.width), min(top + box_height, picture.height)
-    return picture.resize((width, height), Image.Resampling.BILINEAR, box)
 
 
 @dataclass(frozen=True)
