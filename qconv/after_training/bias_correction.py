@@ -223,12 +223,7 @@ class _Found:
 
     @torch.no_grad()
     def apply(self) -> tuple[Shift, ...]:
-        """Change biases and running means; return a row for each layer.
-
-        Raises:
-            ValueError: no layer was called.
-            TypeError: a batch norm, or its running mean, has other inputs, too.
-        """
+        """Change biases and running means; return a row for each layer."""
         if not self.shifts:
             raise ValueError("model calls none of its quantized layers")
         means: set[int] = set()
@@ -261,11 +256,7 @@ def _in_place_of(shift: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
 
 @contextmanager
 def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
-    """Call ``act(name, output)`` after each layer, before other hooks; its result replaces the output.
-
-    Raises:
-        TypeError: a layer is called twice.
-    """
+    """Call ``act(name, output)`` after each layer, before other hooks; its result replaces the output."""
     seen: set[str] = set()
 
     def behind(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:

@@ -23,11 +23,7 @@ def layers_of(module: nn.Module) -> list[QuantizedLayer]:
 
 
 def called_blocks(model: nn.Module, images: Tensor) -> dict[str, nn.Module]:
-    """Return the blocks that a model calls, in the order of their calls: see `reconstruct`.
-
-    Raises:
-        TypeError: one can't be a block; it is named, with the rule.
-    """
+    """Return the blocks that a model calls, in the order of their calls: see `reconstruct`."""
     holders = [module for module in model.modules() if layers_of(module)]
     calls = _calls_of_probes(model, holders, images)
     names: dict[nn.Module, str] = {}

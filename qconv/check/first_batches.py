@@ -34,12 +34,7 @@ def forget(model: nn.Module) -> None:
 
 
 class Report:
-    """What layers that are watched together tell in one message.
-
-    Attributes:
-        found: the negative inputs of the first batch, by the names of layers.
-        is_step_told: whether it was said that `qconv.after_step` is missing.
-    """
+    """What layers that are watched together tell in one message."""
 
     def __init__(self) -> None:
         self.found: dict[str, Negative] = {}

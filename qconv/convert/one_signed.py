@@ -148,15 +148,7 @@ class _Look:
     def _in_order(self, part: nn.Module, before: Sites, known: set[Site]) -> Sites:
         """Go through a part in the order of registration, which need not be that of the calls.
 
-        Add the activations before a layer with only modules that preserve signs between them.
-
-        Args:
-            part: the part.
-            before: the activations before it.
-            known: those of which a graph tells where they are called.
-
-        Returns:
-            The activations after it.
+        Add the activations before a layer with only modules that preserve signs between them; return those after it.
         """
         if part in self.layers:
             self.found.add(part, before & known)

@@ -76,11 +76,7 @@ def replace_(module: nn.Module, choice: str, like: nn.Module | None = None) -> N
 
 
 def replace_calls_(module: nn.Module, choice: str) -> None:
-    """Make ``module``, whose forward calls functions such as ``F.relu``, call the function of ``choice`` instead.
-
-    Raises:
-        ValueError: `calls_relu` is False, or ``choice`` needs a parameter.
-    """
+    """Make ``module``, whose forward calls functions such as ``F.relu``, call the function of ``choice`` instead."""
     if not calls_relu(type(module)) or choice == "prelu":
         raise ValueError(f"{type(module).__name__} calls no function that can be replaced by {choice!r}")
     record = Replaced(type(module), choice, calls=True)

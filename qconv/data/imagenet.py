@@ -68,13 +68,7 @@ class ImageNetDataModule(LargePicturesDataModule):
 
 
 class LargePictures(Dataset[Any]):
-    """Decoded and cropped images; items are requested as (epoch, index).
-
-    Args:
-        files: paths and labels.
-        crop: crops them.
-        pixel_range: as for `ImageFolderDataModule`.
-    """
+    """Decoded and cropped images; items are requested as (epoch, index)."""
 
     def __init__(self, files: Sequence[tuple[Path, int]], crop: Crop, pixel_range: PixelRange | None = None) -> None:
         self.paths = [str(path) for path, _ in files]

@@ -139,11 +139,7 @@ class Crop:
         self.size, self.resize, self.seed = size, resize, seed
 
     def __call__(self, image: Tensor, epoch: int, number: int) -> Tensor:
-        """Crop the image `(3, H, W)` with this number.
-
-        Raises:
-            DecodingError: it is too long and narrow.
-        """
+        """Crop the image `(3, H, W)` with this number."""
         _, height, width = image.shape
         box = self.box(height, width, epoch, number)
         if box is None:
@@ -205,13 +201,7 @@ def one_thread(worker: int) -> None:
 
 
 class CroppingLoader(EpochLoader):
-    """Batches of images that `workers` processes read and crop (0: this process).
-
-    Args:
-        sampler: the order of an epoch.
-        pictures: gives an image and its label, or the problem with its file, for an `Item`.
-        workers: number of processes.
-    """
+    """Batches of images that `workers` processes read and crop (0: this process)."""
 
     def __init__(self, sampler: EpochOrder, pictures: Dataset[Any], workers: int) -> None:
         super().__init__(sampler)

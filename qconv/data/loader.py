@@ -111,11 +111,7 @@ def epoch_order(data: Any, size: int, split: str, *, shuffle: bool) -> EpochOrde
 
 
 def split_of(splits: Mapping[str, T], name: str) -> T:
-    """Return the split of this name.
-
-    Raises:
-        RuntimeError: there are no splits yet.
-    """
+    """Return the split of this name."""
     if not splits:
         raise RuntimeError(f"there are no {name} images yet: call setup('fit') first, as Lightning's Trainer does")
     return splits[name]
@@ -148,11 +144,7 @@ class EpochLoader(ABC):
         return {"batches": len(self), "pictures": self.sampler.size}
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through the epoch, or once through the rest of the one that was interrupted.
-
-        Raises:
-            ValueError: that epoch was cut into other batches.
-        """
+        """Go through the epoch, or once through the rest of the one that was interrupted."""
         self.given = 0
         if (resumed := self.resumed) is not None and resumed["epoch"] == self.sampler.epoch:
             self.given, self.resumed = resumed["batch"], None

@@ -156,16 +156,7 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
 
 
 def _leave_one_of_each(chosen: Tensor, labels: Tensor, order: Tensor) -> bool:
-    """Exchange an image of each class that was chosen whole for one of a class that has more left.
-
-    Args:
-        chosen: the mask, which is changed.
-        labels: the classes.
-        order: the images class by class.
-
-    Returns:
-        whether there are enough of those.
-    """
+    """Exchange an image of each class chosen whole for one of a class with more left; return whether enough are."""
     _, places, counts = labels[order].unique(return_inverse=True, return_counts=True)
     firsts = order[counts.cumsum(0) - counts]  # of each class
     left = torch.zeros_like(counts).scatter_add_(0, places, (~chosen[order]).long())

@@ -118,11 +118,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 def begin(folder: Path, settings: dict[str, Any]) -> None:
-    """Write the settings into a new folder, or compare them with those of one that was begun.
-
-    Raises:
-        FileExistsError: the folder holds something else.
-    """
+    """Write the settings into a new folder, or compare them with those of one that was begun."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS
     if not path.is_file():
@@ -182,11 +178,7 @@ class Part(NamedTuple):
     def pictures(
         self, pool: ThreadPoolExecutor, encode: Callable[[Path], bytes], broken: Broken
     ) -> Iterator[tuple[str, bytes, int]]:
-        """Key, bytes and class of each image, made by the pool.
-
-        Raises:
-            BrokenPictureError: a file is no whole image, and none may be left out; or it can't be read now.
-        """
+        """Key, bytes and class of each image, made by the pool."""
 
         def one(path: Path) -> bytes | DecodingError:
             try:
@@ -208,11 +200,7 @@ class Part(NamedTuple):
 
 
 def picture_file(path: Path, size: int, form: Form, quality: int, pixel_range: PixelRange | None = None) -> bytes:
-    """The bytes of a PPM or JPEG file of an image whose shorter side is at most ``size``.
-
-    Raises:
-        DecodingError: it is not a complete image.
-    """
+    """The bytes of a PPM or JPEG file of an image whose shorter side is at most ``size``."""
     image = decode(path, pixel_range=pixel_range)
     is_small = min(image.shape[1:]) <= size
     if form == "raw":

@@ -102,16 +102,7 @@ class PreparedDataModule(LargePicturesDataModule):
 
 
 class Encoded(NamedTuple):
-    """A batch of images that are not decoded yet.
-
-    Attributes:
-        files: what was read of each image, or what is wrong with it.
-        places: where it was read.
-        labels: their classes.
-        numbers: their numbers in the split.
-        epoch: the epoch.
-        crop: crops them.
-    """
+    """A batch of images that are not decoded yet."""
 
     files: list[bytes | DecodingError]
     places: list[str]
@@ -165,14 +156,7 @@ class ThreadedLoader(EpochLoader):
 
 
 class PreparedPictures:
-    """Stored and cropped images.
-
-    Args:
-        folder: where the files are.
-        stored: the images of a split.
-        chosen: which of them, in order.
-        crop: crops them.
-    """
+    """Stored and cropped images."""
 
     def __init__(self, folder: Path, stored: Stored, chosen: Tensor, crop: Crop) -> None:
         self.stored, self.chosen, self.crop = stored, chosen, crop
@@ -239,9 +223,6 @@ def _read(path: Path, offset: int, content: Tensor) -> Tensor:
     """Fill the bytes from a place in a file.
 
     Not mapped: a file that is cut off meanwhile would kill the process, and a copy costs less than the crop.
-
-    Raises:
-        DecodingError: the file is shorter than it was.
     """
     with path.open("rb", buffering=0) as file:
         file.seek(offset)

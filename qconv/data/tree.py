@@ -25,13 +25,7 @@ SplitBy = Literal["name", "number"]
 
 
 class Tree(NamedTuple):
-    """A folder of images.
-
-    Attributes:
-        classes: their names.
-        splits: the files of each split with their class.
-        told: lines about what was done: images split, other files left out.
-    """
+    """A folder of images."""
 
     classes: list[str]
     splits: dict[str, Files]

@@ -181,11 +181,7 @@ def decode(file: str | os.PathLike[str] | bytes, channels: int = 3, pixel_range:
 
 
 def decode_jpegs(files: Sequence[bytes], device: torch.device | str = "cpu") -> list[Tensor]:
-    """Decode JPEG files as RGB by torchvision, on the CPU or a GPU of NVIDIA; they are not turned.
-
-    Raises:
-        RuntimeError: one is damaged, or of a kind that the decoder does not read.
-    """
+    """Decode JPEG files as RGB by torchvision, on the CPU or a GPU of NVIDIA; they are not turned."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     _ignore_deprecation()
@@ -225,11 +221,7 @@ def resize_bytes(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
-    """Resize the image so that its shorter side is ``resize``, and crop it at the centre.
-
-    Raises:
-        DecodingError: it is so long and narrow that it would exceed `MAX_RESIZED` pixels.
-    """
+    """Resize the image so that its shorter side is ``resize``, and crop it at the centre."""
     from torchvision.transforms.v2.functional import center_crop, resize as resized
 
     height, width = image.shape[1:]
@@ -245,11 +237,7 @@ def read_picture(
     resize: bool,
     pixel_range: PixelRange | None = None,
 ) -> Tensor:
-    """Decode the image as uint8, `(channels, *size)`; with ``resize``, resized to cover ``size`` and cropped.
-
-    Raises:
-        DecodingError: as for `decode`, or it has another size and ``resize`` is false.
-    """
+    """Decode the image as uint8, `(channels, *size)`; with ``resize``, resized to cover ``size`` and cropped."""
     mode = "RGB" if channels == 3 else "L"
     with opened(file) as picture:
         height, width = size_of(picture)

@@ -27,11 +27,7 @@ DEPTH = 8
 
 
 def quantizer_call(part: Part) -> Node:
-    """Return the call that makes a quantizer equivalent to `part`, with all arguments except surrogates.
-
-    Raises:
-        ValueError: it is not one of qconv's.
-    """
+    """Return the call that makes a quantizer equivalent to `part`, with all arguments except surrogates."""
     names = {kind: name for name, kind in _quantizer_classes().items()}
     if type(part) not in names:
         raise ValueError(f"{type(part).__name__} is not one of qconv's quantizers: it can't be packed")
@@ -44,20 +40,12 @@ def quantizer_call(part: Part) -> Node:
 
 
 def build_quantizer(node: Mapping[str, Any]) -> Any:
-    """Make the quantizer of a call.
-
-    Raises:
-        ValueError: the call is not of a quantizer of qconv, or has wrong arguments.
-    """
+    """Make the quantizer of a call."""
     return _build(node, _quantizer_classes())
 
 
 def build_network(node: Mapping[str, Any]) -> nn.Module:
-    """Build the float network of a call to a function of `qconv.models`, with activations of torch or qconv.
-
-    Raises:
-        ValueError: the call is not of a network of qconv, or has wrong arguments.
-    """
+    """Build the float network of a call to a function of `qconv.models`, with activations of torch or qconv."""
     return _build(node, _networks(), _activations())
 
 
