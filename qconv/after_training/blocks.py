@@ -1,7 +1,7 @@
 """The blocks of a model for quantization after training, with their inputs and outputs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -20,6 +20,21 @@ PROBES = (1, 2)
 def layers_of(module: nn.Module) -> list[QuantizedLayer]:
     """The quantized layers of a block."""
     return [each for each in module.modules() if isinstance(each, QuantizedLayer)]
+
+
+@contextmanager
+def frozen_parameters(module: nn.Module) -> Iterator[None]:
+    """Context manager: no parameter has or needs a gradient; afterwards they are as before."""
+    was = {each: (each.requires_grad, each.grad) for each in module.parameters()}
+    for each in was:
+        each.requires_grad_(False)
+        each.grad = None
+    try:
+        yield
+    finally:
+        for each, (required, grad) in was.items():
+            each.requires_grad_(required)
+            each.grad = grad
 
 
 def called_blocks(model: nn.Module, images: Tensor) -> dict[str, nn.Module]:

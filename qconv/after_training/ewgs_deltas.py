@@ -27,6 +27,7 @@ from ..loop.norms import batch_statistics
 from ..methods.ewgs import EWGS
 from ..quantizers import Identity, Quantizer, Stages
 from ..quantizers.numbers import wide
+from .blocks import frozen_parameters
 from .hessian import differentiated_twice, probe, quantized_layers
 from .sensitivity import float_but
 
@@ -165,24 +166,17 @@ def deltas_of(
     if name := waits_for_data(model):
         raise ValueError(f"{name} is not calibrated: call qconv.calibrate, or train a step")
     images, labels = batch
-    was = {parameter: parameter.requires_grad for parameter in model.parameters()}
     positions: Positions = {name: [] for name in ewgs_quantizers(model)}
     sums, calls = dict.fromkeys(positions, 0.0), dict.fromkeys(positions, 0)
-    try:
-        for parameter in was:
-            parameter.requires_grad_(False)
-        with differentiated_twice("pass delta to EWGS as an argument"):
-            with _measured(model, positions) as weights:
-                value = loss(functional_call(model, weights, (images,), tie_weights=False), labels)
-            tensors = [(name, q) for name, found in positions.items() for q in found]
-            gradients = torch.autograd.grad(value, [q for _, q in tensors], create_graph=True, allow_unused=True)
-            pairs = [(*tensor, g) for tensor, g in zip(tensors, gradients, strict=True) if g is not None]
-            for name, q, g in shown(pairs, "Hessian", len(pairs)):  # without the weights of layers that are not called
-                sums[name] += _delta(q, g, probes, generator)
-                calls[name] += 1
-    finally:
-        for parameter, required in was.items():
-            parameter.requires_grad_(required)
+    with frozen_parameters(model), differentiated_twice("pass delta to EWGS as an argument"):
+        with _measured(model, positions) as weights:
+            value = loss(functional_call(model, weights, (images,), tie_weights=False), labels)
+        tensors = [(name, q) for name, found in positions.items() for q in found]
+        gradients = torch.autograd.grad(value, [q for _, q in tensors], create_graph=True, allow_unused=True)
+        pairs = [(*tensor, g) for tensor, g in zip(tensors, gradients, strict=True) if g is not None]
+        for name, q, g in shown(pairs, "Hessian", len(pairs)):  # without the weights of layers that are not called
+            sums[name] += _delta(q, g, probes, generator)
+            calls[name] += 1
     totals = torch.tensor([[sums[name], calls[name]] for name in positions], device=images.device)
     mean_over_processes([totals], True, process_count())
     return {name: total / count for name, (total, count) in zip(positions, totals.tolist(), strict=True) if count}

@@ -16,6 +16,7 @@ from ..ground.progress import shown
 from ..layers import QuantizedLayer
 from ..layers.observed_run import trial
 from ..layers.twins import quantized_layers
+from .blocks import frozen_parameters
 from .samples import Batches, Loss, Output, chosen_output, loss_of
 from .sensitivity import float_but
 
@@ -77,10 +78,7 @@ def traces(
     of_weights = dict.fromkeys(layers, 0.0)
     by_inputs: dict[str, list[float]] = {name: [] for name in layers}
     samples = sum(len(images) for images, _ in batches)
-    was = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    for parameter in was:
-        parameter.requires_grad_(False)
-    try:
+    with frozen_parameters(model):
         for layer in layers.values():
             layer.weight.requires_grad_()
         for images, labels in batches:
@@ -106,9 +104,6 @@ def traces(
                     of_weights[name] += mean * share
                 else:  # the loss of a batch is a mean: each sample has a share of one over its size
                     by_inputs[name][call] += mean * len(images) * share
-    finally:
-        for parameter, required in was.items():
-            parameter.requires_grad_(required)
     return {name: (max(of_weights[name], 0.0), [max(each, 0.0) for each in by_inputs[name]]) for name in layers}
 
 

@@ -199,20 +199,23 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         kind, becomes = type(layer), _quantized_class(layer, quantized)
         if isinstance(layer, QuantizedLayer) and becomes is None:
             return Step(at, layer, kind, None, f"quantized already, {layer.scheme.name}")
+        chosen, reason, grad = scheme, "", asked.grad_quantizer
+        if (pattern := first_match(override_patterns, at)) is not None:
+            chosen = overrides[pattern]
+            reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
+            if chosen is not None and chosen.grad is not None:
+                grad = None  # the override is meant for this layer alone
+        elif layer in excepted:
+            chosen, reason = of_first_and_last, f"the {excepted[layer]} layer"
+        elif (skipped := first_match(skip_patterns, at)) is not None:
+            chosen, reason = None, f"skip {skipped!r}"
         if layer in bypassed:
-            pattern = first_match(override_patterns, at)
-            reason = f"{bypassed[layer]} reads its weight and never calls it"
-            if pattern is not None and overrides[pattern] is not None:
-                raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
-            return Step(at, layer, kind, None, reason)
-        if reason := _why_changed(layer, becomes is not None):
-            if (pattern := first_match(override_patterns, at)) is not None:
-                asked_for = overrides[pattern] is not None
-            elif layer in excepted:
-                asked_for = of_first_and_last is not None
-            else:
-                asked_for = first_match(skip_patterns, at) is None
-            return Step(at, layer, kind, None, reason, is_changed=asked_for)
+            why = f"{bypassed[layer]} reads its weight and never calls it"
+            if pattern is not None and chosen is not None:
+                raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {why}")
+            return Step(at, layer, kind, None, why)
+        if why := _why_changed(layer, becomes is not None):
+            return Step(at, layer, kind, None, why, is_changed=chosen is not None)
         weight = layer._parameters.get("weight")
         if weight is not None and weight.is_complex():
             return Step(at, layer, kind, None, "its weight is complex")
@@ -224,16 +227,6 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             elif kind.__module__.startswith("torch."):  # never called
                 advice = ""
             return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}{advice}")
-        chosen, reason, grad = scheme, "", asked.grad_quantizer
-        if (pattern := first_match(override_patterns, at)) is not None:
-            chosen = overrides[pattern]
-            reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
-            if chosen is not None and chosen.grad is not None:
-                grad = None  # the override is meant for this layer alone
-        elif layer in excepted:
-            chosen, reason = of_first_and_last, f"the {excepted[layer]} layer"
-        elif (pattern := first_match(skip_patterns, at)) is not None:
-            chosen, reason = None, f"skip {pattern!r}"
         if chosen is not None:
             if grad is not None:
                 chosen = chosen.with_grad(grad)
