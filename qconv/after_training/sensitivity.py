@@ -108,11 +108,13 @@ class Sensitivity:
 
     @property
     def _measure(self) -> str:
-        return "increase of the loss" if self.loss is not None else "KL divergence" if self._has_kl else "error"
-
-    @property
-    def _has_kl(self) -> bool:
-        return self.together.kl is not None
+        return (
+            "increase of the loss"
+            if self.loss is not None
+            else "KL divergence"
+            if self.together.kl is not None
+            else "error"
+        )
 
     def __str__(self) -> str:
         rows = [*map(_cells, self.rows), None, _cells(self.together)]

@@ -19,7 +19,7 @@ from ..ground.files import DamagedFileError, atomic_file, load_tensors
 from ..ground.progress import terminal
 from ..images import DecodingError, ReadingError, read_picture
 from .pictures import Pictures, PicturesDataModule
-from .tree import Files, SplitBy, Tree, common_size, fingerprint, scan
+from .tree import Files, SplitBy, common_size, fingerprint, scan
 
 SMALL = 1 << 13  # bytes of a file: an image of 32×32 has about 1,000, one of 256×256 about 30,000
 FORMAT = 4  # of the cache file; each number has its own file
@@ -99,9 +99,10 @@ class ImageFolderDataModule(PicturesDataModule):
         for line in filter(None, (*self.tree.told, told)):
             _tell(line)
         self.cached: Decoded | None = None
-        self.cache = cache_file(
-            cache, self.root, self.tree, f"{self.image_size} {channels} {self.pixel_range} {broken}"
-        )
+        settings = f"{FORMAT} {self.image_size} {channels} {self.pixel_range} {broken}"
+        digest = fingerprint(self.root, self.tree, settings)  # it changes with any file's path, size or time
+        folder = Path(cache).expanduser() if cache else cache_folder()
+        self.cache = folder / f"{self.root.resolve().name}-{digest}.pt"
 
     def prepare_data(self) -> None:
         """Decode the images into the cache, in one process per machine."""
@@ -172,13 +173,6 @@ class ImageFolderDataModule(PicturesDataModule):
         if not left:
             raise BrokenPictureError(f"data.root (={self.root}): {name} has no readable image")
         return Pictures(images[kept] if problems else images, labels[kept])
-
-
-def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Path:
-    """Return the cache file of this tree and these settings; it changes with any file's path, size or time."""
-    base = Path(folder).expanduser() if folder else cache_folder()
-    digest = fingerprint(root, tree, f"{FORMAT} {settings}")
-    return base / f"{root.resolve().name}-{digest}.pt"
 
 
 def make_cache_folder(folder: Path) -> None:

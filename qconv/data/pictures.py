@@ -78,7 +78,10 @@ class PicturesDataModule(LightningDataModule):
             return
         splits = self.read()
         if "val" not in splits:
-            splits["train"], splits["val"] = split(splits["train"], self.val_size, self.split_seed)
+            images, labels = splits["train"]
+            chosen = share_out(labels, self.val_size, self.split_seed)
+            splits["train"] = Pictures(images[~chosen], labels[~chosen])  # in their stored order, as those
+            splits["val"] = Pictures(images[chosen], labels[chosen])
         if self.normalize is None:
             self.normalize = Normalize(*mean_and_std(splits["train"].images))
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
@@ -120,13 +123,6 @@ def check_val_size(val_size: float) -> None:
     """Raise a ValueError unless it is a positive number, or a share of the training data."""
     if val_size <= 0 or (isinstance(val_size, float) and val_size >= 1):
         raise ValueError(f"val_size (={val_size}) must be a positive number, or a share below 1")
-
-
-def split(pictures: Pictures, size: float, seed: int) -> tuple[Pictures, Pictures]:
-    """Split off ``size`` of the images: return the others and those, both in their stored order."""
-    images, labels = pictures
-    chosen = share_out(labels, size, seed)
-    return Pictures(images[~chosen], labels[~chosen]), Pictures(images[chosen], labels[chosen])
 
 
 def share_out(labels: Tensor, size: float, seed: int) -> Tensor:

@@ -87,12 +87,10 @@ class PreparedDataModule(LargePicturesDataModule):
         """The images of the split."""
         stored, chosen = split_of(self.splits, name)
         pictures = PreparedPictures(self.root, stored, chosen, self.crop(train=train))
-        make = pictures.encoded if self._is_decoded_later() else pictures.batch
+        # Elsewhere, as when a run is evaluated on a CPU, the threads decode.
+        is_later = self.decode == "device" and self.trainer is not None and decodes(self.trainer.strategy.root_device)
+        make = pictures.encoded if is_later else pictures.batch
         return ThreadedLoader(epoch_order(self, len(chosen), name, shuffle=train), make, self.workers)
-
-    def _is_decoded_later(self) -> bool:
-        """Whether there is a device that decodes: elsewhere, as when a run is evaluated on a CPU, the threads do."""
-        return self.decode == "device" and self.trainer is not None and decodes(self.trainer.strategy.root_device)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
         """Decode the images on the device if they are not yet; report those that are left out, or end the run."""

@@ -46,7 +46,10 @@ def build_quantizer(node: Mapping[str, Any]) -> Any:
 
 def build_network(node: Mapping[str, Any]) -> nn.Module:
     """Build the float network of a call to a function of `qconv.models`, with activations of torch or qconv."""
-    return _build(node, _networks(), _activations())
+    networks = {f"qconv.models.{name}": made for name, made in vars(models).items() if inspect.isfunction(made)}
+    own = {f"qconv.models.{kind.__name__}": kind for kind in (models.LearnedBias, models.Maxout, models.RPReLU)}
+    torchs = {f"{module}.{name}": getattr(nn, name) for name in ELEMENTWISE for module in TORCH}
+    return _build(node, networks, {**torchs, **own})
 
 
 @cache
@@ -58,16 +61,6 @@ def _quantizer_classes() -> dict[str, Callable[..., Any]]:
         for name, value in named.items()
         if isinstance(value, type) and issubclass(value, quantizers.Quantizer) and value not in abstract
     }
-
-
-def _networks() -> dict[str, Callable[..., Any]]:
-    return {f"qconv.models.{name}": function for name, function in vars(models).items() if inspect.isfunction(function)}
-
-
-def _activations() -> dict[str, Callable[..., Any]]:
-    own = {f"qconv.models.{kind.__name__}": kind for kind in (models.LearnedBias, models.Maxout, models.RPReLU)}
-    torchs = {f"{module}.{name}": getattr(nn, name) for name in ELEMENTWISE for module in TORCH}
-    return {**torchs, **own}
 
 
 def _build(
