@@ -125,11 +125,6 @@ def test_networks_have_the_published_binary_products(name: str, floats: tuple[st
     assert sum(row.macs for row in rows if not any(word in row.name for word in floats)) == binary
 
 
-def test_the_filters_of_the_blur_are_no_parameters() -> None:
-    buffers = (buffer for key, buffer in make("quicknet").named_buffers() if "blur" in key)
-    assert sum(buffer.numel() for buffer in buffers) == 9 * (64 + 128 + 256)
-
-
 # Every network, one step.
 
 
