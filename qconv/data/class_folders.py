@@ -106,6 +106,6 @@ def left_out(folders: Sequence[Path], tops: Sequence[Path]) -> tuple[str, ...]:
     return (*told, f"left out: {', '.join(parts)}") if parts else tuple(told)
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def some(names: Sequence[str]) -> str:
+    """The first five names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")

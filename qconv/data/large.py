@@ -17,6 +17,9 @@ from .loader import EpochLoader, EpochOrder
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """ImageNet's mean and deviation for pixels from 0 to 255, as in all published networks."""
 
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""Of random crops: the share of the area, and width over height."""
+
 Item = tuple[int, int]
 """An epoch, and the number of an image."""
 Batch = tuple[Tensor, Tensor, list[DecodingError]]
@@ -162,25 +165,19 @@ class Crop:
         return crop.flip(2) if box.is_mirrored else crop
 
 
-def random_box(
-    height: int,
-    width: int,
-    generator: torch.Generator,
-    area: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> Box:
+def random_box(height: int, width: int, generator: torch.Generator) -> Box:
     """Return a random part of an image, to be resized to a square and mirrored at random: Inception's crop."""
     # In four calls it took 3 times as long.
     drawn = torch.rand(23, generator=generator, dtype=torch.float32, device="cpu")
     *tries, y, x, mirror = drawn.tolist()
     for share, position in zip(tries[::2], tries[1::2], strict=True):
-        target = height * width * (area[0] + (area[1] - area[0]) * share)
-        aspect = ratio[0] * (ratio[1] / ratio[0]) ** position  # evenly in the logarithm
+        target = height * width * (AREA[0] + (AREA[1] - AREA[0]) * share)
+        aspect = RATIO[0] * (RATIO[1] / RATIO[0]) ** position  # evenly in the logarithm
         w, h = round((target * aspect) ** 0.5), round((target / aspect) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
             break
     else:  # the whole image, as far as the ratio allows, or the centre of it
-        w, h = min(width, round(height * ratio[1])), min(height, round(width / ratio[0]))
+        w, h = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
         return Box((height - h) // 2, (width - w) // 2, h, w, mirror < 0.5)
     return Box(int(y * (height - h + 1)), int(x * (width - w + 1)), h, w, mirror < 0.5)
 

@@ -85,11 +85,13 @@ def prepare_pictures(
         check_nothing_left_out(folder, prepared, tree, broken)
         return prepared
     encode = partial(picture_file, size=size, form=form, quality=quality, pixel_range=values)
-    parts = [
-        Part(f"{name}-{number:05d}.tar", number * pictures_per_file, files)
-        for name, all_files in tree.splits.items()
-        for number, files in enumerate(batched(mixed(all_files) if name == "train" else all_files, pictures_per_file))
-    ]
+    parts: list[Part] = []
+    for name, files in tree.splits.items():
+        if name == "train":  # without runs of one class
+            order = torch.randperm(len(files), generator=torch.Generator().manual_seed(SEED))
+            files = [files[number] for number in order.tolist()]
+        for number, first in enumerate(range(0, len(files), pictures_per_file)):
+            parts.append(Part(f"{name}-{number:05d}.tar", first, files[first : first + pictures_per_file]))
     total = sum(map(len, tree.splits.values()))
     with one_thread_each(), ThreadPoolExecutor(cores()) as pool:
         for part in shown(parts, f"preparing {folder}", total, lambda part: len(part.files)):
@@ -155,17 +157,6 @@ def check_nothing_left_out(folder: Path, prepared: Prepared, tree: Tree, broken:
             f"{folder} was prepared with broken=skip, and lacks {missing} of {count} images: remove it, name a new "
             "folder, or leave them out again (--broken skip)"
         )
-
-
-def mixed(files: Files) -> Files:
-    """Return the files in an order without runs of one class."""
-    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(SEED))
-    return [files[number] for number in order.tolist()]
-
-
-def batched(files: Files, most: int) -> Iterator[Files]:
-    """Cut the files into parts."""
-    return (files[start : start + most] for start in range(0, len(files), most))
 
 
 class Part(NamedTuple):
