@@ -65,10 +65,9 @@ def chain(*between: nn.Module) -> nn.Sequential:
 class Calls(nn.Module):
     """Functions between the layers, one of them the same module called twice."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third, self.last = nn.Conv2d(3, 8, 3), conv(), conv(), nn.Conv2d(8, 2, 3)
-        self.function = function
 
 
 class WithF(Calls):
@@ -112,7 +111,7 @@ class Branches(Calls):
     """Its forward depends on values, so that `torch.fx` can't trace it."""
 
     def __init__(self) -> None:
-        super().__init__(torch.relu)
+        super().__init__()
         self.act = nn.ReLU()
         self.second = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), conv())
 
@@ -230,7 +229,7 @@ def test_calls_before_float_layers_keep_their_values(function: bool, choice: Bef
 @pytest.mark.parametrize(("kind", "left"), [(WithF, 0), (WithTorch, 0), (WithGlobals, 0), (WithMethod, 1)])
 @pytest.mark.parametrize("choice", ["hardtanh", "leaky", "identity"])
 def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSign) -> None:
-    model = kind(torch.relu)
+    model = kind()
     expected = copy.deepcopy(model)
     input = torch.randn(2, 3, 9, 9)
     if left:
@@ -257,7 +256,7 @@ def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSig
 
 
 def test_replaced_functions_see_what_becomes_of_globals(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, other = qconv.convert(WithGlobals(torch.relu), schemes.bnn()), WithGlobals(torch.relu)
+    model, other = qconv.convert(WithGlobals(), schemes.bnn()), WithGlobals()
     input = torch.randn(2, 3, 9, 9)
     before = [each(input) for each in (model, other)]
     monkeypatch.setitem(globals(), "FACTOR", 0.0)
@@ -265,7 +264,7 @@ def test_replaced_functions_see_what_becomes_of_globals(monkeypatch: pytest.Monk
 
 
 def test_a_name_of_two_meanings_is_told() -> None:
-    model = WithTwoMeanings(torch.relu)
+    model = WithTwoMeanings()
     with pytest.warns(UserWarning, match="convert can't replace relu here"):
         qconv.convert(model, schemes.bnn(), skip=("first", "second", "last"))
     assert type(model) is WithTwoMeanings
@@ -277,7 +276,7 @@ def test_a_name_of_two_meanings_is_told() -> None:
 )
 def test_it_compiles_in_one_graph_traces_and_freezes(inside: bool, kind: type[Calls]) -> None:
     torch.compiler.reset()
-    made = kind(torch.relu)
+    made = kind()
     model = qconv.convert(nn.Sequential(made) if inside else made, schemes.bnn(), before_sign="hardtanh")
     input = torch.randn(2, 3, 9, 9)
     compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -370,7 +369,7 @@ class Helped(nn.Module):
 def test_a_function_out_of_reach_is_told() -> None:
     with pytest.warns(UserWarning, match=r"convert can't replace relu here: use nn.ReLU"):
         qconv.convert(chain(Helped()), schemes.bnn())
-    graph = torch.fx.symbolic_trace(WithF(F.relu))
+    graph = torch.fx.symbolic_trace(WithF())
     with pytest.warns(UserWarning, match=r"convert can't replace relu here: use nn.ReLU"):
         qconv.convert(graph, schemes.bnn(), skip=())
     input = torch.randn(2, 3, 9, 9)
@@ -506,7 +505,7 @@ def test_a_graph_ends_at_an_encoder_alone(scripted: bool) -> None:
 
 def test_what_fails_after_the_layers_changes_nothing() -> None:
     """Such as a warning that is an error."""
-    model = chain(nn.TransformerEncoderLayer(8, 2, 16), nn.ReLU(), WithF(F.relu), Helped()).eval()
+    model = chain(nn.TransformerEncoderLayer(8, 2, 16), nn.ReLU(), WithF(), Helped()).eval()
     model[5].requires_grad_(False)
     said, state = repr(model), copy.deepcopy(model.state_dict())
     notes = [dict(vars(module)) for module in model.modules()]
@@ -528,12 +527,12 @@ def test_choices_that_cannot_be_made() -> None:
     with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be 'identity' or 'hardtanh' or"):
         qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="tanh")  # pyright: ignore[reportArgumentType]
     with pytest.warns(UserWarning, match="relu in WithTorch stays: a function has no parameter: use nn.ReLU"):
-        qconv.convert(WithTorch(torch.relu), schemes.bnn(), before_sign="prelu")
+        qconv.convert(WithTorch(), schemes.bnn(), before_sign="prelu")
     model = qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="keep")
     assert type(model[1]) is nn.ReLU
 
 
-@pytest.mark.parametrize(("model", "name"), [(chain(nn.ReLU()), "1"), (WithF(torch.relu), "")], ids=["module", "calls"])
+@pytest.mark.parametrize(("model", "name"), [(chain(nn.ReLU()), "1"), (WithF(), "")], ids=["module", "calls"])
 def test_an_activation_whose_forward_is_replaced_stays(model: Any, name: str) -> None:
     """What would stand there instead would not be called."""
     module = model.get_submodule(name)
@@ -545,7 +544,7 @@ def test_an_activation_whose_forward_is_replaced_stays(model: Any, name: str) ->
 
 
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "keep"])
-@pytest.mark.parametrize("make", [lambda: chain(nn.ReLU()), lambda: WithF(torch.relu)], ids=["module", "function"])
+@pytest.mark.parametrize("make", [lambda: chain(nn.ReLU()), lambda: WithF()], ids=["module", "function"])
 def test_packed_files_hold_the_activations(make: Callable[[], nn.Module], choice: BeforeSign, tmp_path: Path) -> None:
     model, blank = make(), make()
     if isinstance(model, WithF) and choice == "prelu":

@@ -75,9 +75,6 @@ class LargePictures(Dataset[Any]):
         self.labels = [label for _, label in files]
         self.crop, self.pixel_range = crop, pixel_range
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def __getitem__(self, item: Item) -> tuple[Tensor, int] | DecodingError:
         """Return image and label, or the problem with the file."""
         epoch, index = item

@@ -225,9 +225,6 @@ class EpochBatches:
     def __init__(self, order: EpochOrder) -> None:
         self.order, self.start = order, 0
 
-    def __len__(self) -> int:
-        return len(self.order) - self.start
-
     def __iter__(self) -> Iterator[list[Item]]:
         for indices in self.order.parts(self.start):
             yield [(self.order.epoch, index) for index in indices.tolist()]
