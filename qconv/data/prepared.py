@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..ground.checks import check_choice, check_pixel_range
 from ..images import DecodingError, decode
-from .large import Batch, Crop, LargePicturesDataModule
+from .large import Batch, Crop, LargePicturesDataModule, collate
 from .loader import EpochLoader, EpochOrder, ahead, epoch_order, split_of
 from .on_device import decode_on, decodes
 from .pictures import share_out
@@ -104,7 +104,7 @@ class Encoded(NamedTuple):
 
     files: list[bytes | DecodingError]
     places: list[str]
-    labels: Tensor
+    labels: list[int]
     numbers: list[int]
     epoch: int
     crop: Crop
@@ -112,22 +112,16 @@ class Encoded(NamedTuple):
     def decoded(self, device: torch.device) -> Batch:
         """Return the images on the device, as `PreparedPictures.batch` does."""
         decoded = iter(decode_on(device, [file for file in self.files if isinstance(file, bytes)]))
-        images: list[Tensor] = []
-        whole: list[int] = []
-        problems: list[DecodingError] = []
-        for position, (file, place, number) in enumerate(zip(self.files, self.places, self.numbers, strict=True)):
+        items: list[tuple[Tensor, int] | DecodingError] = []
+        for file, place, label, number in zip(self.files, self.places, self.labels, self.numbers, strict=True):
             image = next(decoded) if isinstance(file, bytes) else file
             try:
                 if isinstance(image, DecodingError):
                     raise image
-                images.append(self.crop(image, self.epoch, number))
+                items.append((self.crop(image, self.epoch, number), label))
             except DecodingError as error:
-                problems.append(_damaged(place, error))
-            else:
-                whole.append(position)
-        size = self.crop.size
-        batch = torch.stack(images) if images else torch.empty(0, 3, size, size, dtype=torch.uint8, device=device)
-        return batch.contiguous(memory_format=torch.channels_last), self.labels[whole], problems
+                items.append(_damaged(place, error))
+        return collate(items)
 
 
 class ThreadedLoader(EpochLoader):
@@ -196,7 +190,7 @@ class PreparedPictures:
                 files.append(error)
             else:
                 files.append(content.numpy().tobytes())
-        return Encoded(files, places, stored.labels[indices], numbers.tolist(), epoch, self.crop)
+        return Encoded(files, places, stored.labels[indices].tolist(), numbers.tolist(), epoch, self.crop)
 
     def _place(self, file: int, offset: int) -> str:
         return f"{self.paths[file]}: the image at byte {offset}"
