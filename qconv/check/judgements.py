@@ -17,14 +17,7 @@ SAMPLES = 16
 
 
 class Crowded(NamedTuple):
-    """The most frequent level of a batch.
-
-    Attributes:
-        share: of the elements in it.
-        level: its value.
-        low: the smallest element of the batch.
-        high: the largest one.
-    """
+    """The share of the elements in the most frequent level of a batch, its value, and the ends of the batch."""
 
     share: float
     level: float

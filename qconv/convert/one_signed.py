@@ -20,13 +20,7 @@ from .replacements import RELUS, is_one_signed
 
 
 class Site(NamedTuple):
-    """A place where values lose their sign.
-
-    Attributes:
-        name: name of the activation in the model, or of the module whose forward calls a function.
-        module: that module.
-        function: the function that is called; empty for an activation that is a module.
-    """
+    """A place where values lose their sign: an activation, or a module whose forward calls a function."""
 
     name: str
     module: nn.Module

@@ -130,13 +130,7 @@ class Box(NamedTuple):
 
 
 class Crop:
-    """Cuts an image to `(3, size, size)`.
-
-    Args:
-        size: side of the images.
-        resize: shorter side before the crop at the centre.
-        seed: seed of the crops, which are random by (seed, epoch, number); None crops at the centre.
-    """
+    """Cuts an image to `(3, size, size)`: at random by (seed, epoch, number), or without a seed at the centre."""
 
     def __init__(self, size: int, resize: int, seed: int | None) -> None:
         self.size, self.resize, self.seed = size, resize, seed

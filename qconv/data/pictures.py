@@ -129,9 +129,6 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
     """A mask that is True for the ``size`` images used for validation (a share if it is a float), class by class.
 
     Each class keeps an image for training.
-
-    Raises:
-        ValueError: ``size`` leaves no image in one of the two, or none of some class for training.
     """
     count = len(labels)
     taken = round(size * count) if isinstance(size, float) else size

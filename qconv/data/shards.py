@@ -140,14 +140,7 @@ class ShardStream(IterableDataset[Any]):
 
     The epoch's sequence is that of all images of all shards, in a new order of the shards. Rank r reads the r-th of
     its `world_size` parts. Batch s comes from lane s modulo `LANES`, which reads a part of that part through a mixing
-    buffer.
-
-    Args:
-        shards: the shards to read.
-        order: the order of the epoch: seed, epoch, rank and number of steps.
-        crop: crops an image.
-        buffer: images in the buffers of all lanes.
-        pixel_range: as for `ImageFolderDataModule`.
+    buffer; the buffers of all lanes have `buffer` images.
     """
 
     def __init__(

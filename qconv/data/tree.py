@@ -50,9 +50,6 @@ def scan(
         seed: chooses these images.
         split_by: what else does, their names or their numbers in the folder.
         called: the name of ``root`` in messages.
-
-    Raises:
-        FileNotFoundError, ValueError: as for `ImageFolderDataModule`.
     """
     if not root.is_dir():
         raise FileNotFoundError(f"{called} (={root}): there is no such folder")
