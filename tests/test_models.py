@@ -1,7 +1,7 @@
 """The float networks: their published sizes, shapes, gradients, conversion, and the activations of binary networks."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from types import SimpleNamespace
@@ -38,10 +38,6 @@ NAMES = (*CIFAR, *IMAGENET, "small_cnn")
 
 def make(name: str, **arguments: Any) -> nn.Module:
     return getattr(models, name)(**arguments)
-
-
-def convolutions(model: nn.Module) -> int:
-    return sum(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def images(name: str, batch: int = 2) -> Tensor:
@@ -372,19 +368,11 @@ def maxout(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     return torch.where(x > 0, positive * x, negative * x)
 
 
-def learned_bias(x: Tensor, bias: Tensor) -> Tensor:
-    return x + bias
-
-
 ACTIVATIONS: dict[str, tuple[Callable[[int], nn.Module], Callable[..., Tensor]]] = {
-    "LearnedBias": (models.LearnedBias, learned_bias),
+    "LearnedBias": (models.LearnedBias, torch.add),
     "RPReLU": (models.RPReLU, rprelu),
     "Maxout": (models.Maxout, maxout),
 }
-
-
-def gradients(output: Tensor, input: Tensor, parameters: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad((output * weight).sum(), [input, *parameters]))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -403,7 +391,9 @@ def test_activations_equal_their_formula_in_value_and_gradient(name: str, spatia
         columns = [parameter.view(1, 4, *[1] * len(spatial)) for parameter in parameters]
     output, expected = module(x), formula(x, *columns)
     torch.testing.assert_close(output, expected)
-    found, wanted = (gradients(value, x, parameters, weight) for value in (output, expected))
+    found, wanted = (
+        list(torch.autograd.grad((value * weight).sum(), [x, *parameters])) for value in (output, expected)
+    )
     torch.testing.assert_close(found, wanted)
     # A planted error is seen: a gradient that leaves out a hundredth of one channel.
     for index, gradient in enumerate(found):
