@@ -158,7 +158,7 @@ def check_decoding() -> None:
         Image.fromarray(pixels).save(written, "JPEG", quality=95)
         files.append(written.getvalue())
     for seed in 0, None:
-        batch = Encoded(files, ["", "", ""], torch.arange(3), [0, 1, 2], 0, Crop(24, 28, seed))
+        batch = Encoded(files, ["", "", ""], [0, 1, 2], [0, 1, 2], 0, Crop(24, 28, seed))
         here, _, _ = batch.decoded(torch.device("cpu"))
         there, labels, problems = batch.decoded(torch.device(OTHER))
         assert (there.device.type, labels.tolist(), problems) == (OTHER, [0, 1, 2], [])

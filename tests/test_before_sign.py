@@ -26,7 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import qconv
 from qconv import models as qconv_models, schemes
 from qconv.check import watch
-from qconv.convert.one_signed import one_signed_inputs
+from qconv.convert.one_signed import find
 from qconv.convert.replacements import CHOICES, BeforeSign, replaced
 from qconv.layers.sign_note import ACTIVATIONS, note_of
 from qconv.quantizers import Codes, Quantizer
@@ -65,10 +65,9 @@ def chain(*between: nn.Module) -> nn.Sequential:
 class Calls(nn.Module):
     """Functions between the layers, one of them the same module called twice."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third, self.last = nn.Conv2d(3, 8, 3), conv(), conv(), nn.Conv2d(8, 2, 3)
-        self.function = function
 
 
 class WithF(Calls):
@@ -112,7 +111,7 @@ class Branches(Calls):
     """Its forward depends on values, so that `torch.fx` can't trace it."""
 
     def __init__(self) -> None:
-        super().__init__(torch.relu)
+        super().__init__()
         self.act = nn.ReLU()
         self.second = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), conv())
 
@@ -195,7 +194,7 @@ def test_a_shared_activation_changes_everywhere(capsys: pytest.CaptureFixture[st
         assert model.get_submodule(name) is each
         assert type(each) is (nn.LeakyReLU if name == "layer4.1.relu" else nn.Hardtanh)  # its second call: pooling
         assert each.inplace
-    assert not one_signed_inputs(model, signs(model))
+    assert not find(model, signs(model)).inputs
 
 
 @pytest.mark.parametrize("choice", ["identity", "hardtanh", "prelu"])
@@ -230,7 +229,7 @@ def test_calls_before_float_layers_keep_their_values(function: bool, choice: Bef
 @pytest.mark.parametrize(("kind", "left"), [(WithF, 0), (WithTorch, 0), (WithGlobals, 0), (WithMethod, 1)])
 @pytest.mark.parametrize("choice", ["hardtanh", "leaky", "identity"])
 def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSign) -> None:
-    model = kind(torch.relu)
+    model = kind()
     expected = copy.deepcopy(model)
     input = torch.randn(2, 3, 9, 9)
     if left:
@@ -243,7 +242,7 @@ def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSig
         qconv.convert(model, schemes.bnn(), before_sign=choice)
     assert isinstance(model, kind)
     assert type(model).__name__ == kind.__name__
-    assert len(one_signed_inputs(model, signs(model))) == left
+    assert len(find(model, signs(model)).inputs) == left
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.manual_seed(1)
         first = other(input)
@@ -257,7 +256,7 @@ def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSig
 
 
 def test_replaced_functions_see_what_becomes_of_globals(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, other = qconv.convert(WithGlobals(torch.relu), schemes.bnn()), WithGlobals(torch.relu)
+    model, other = qconv.convert(WithGlobals(), schemes.bnn()), WithGlobals()
     input = torch.randn(2, 3, 9, 9)
     before = [each(input) for each in (model, other)]
     monkeypatch.setitem(globals(), "FACTOR", 0.0)
@@ -265,7 +264,7 @@ def test_replaced_functions_see_what_becomes_of_globals(monkeypatch: pytest.Monk
 
 
 def test_a_name_of_two_meanings_is_told() -> None:
-    model = WithTwoMeanings(torch.relu)
+    model = WithTwoMeanings()
     with pytest.warns(UserWarning, match="convert can't replace relu here"):
         qconv.convert(model, schemes.bnn(), skip=("first", "second", "last"))
     assert type(model) is WithTwoMeanings
@@ -277,7 +276,7 @@ def test_a_name_of_two_meanings_is_told() -> None:
 )
 def test_it_compiles_in_one_graph_traces_and_freezes(inside: bool, kind: type[Calls]) -> None:
     torch.compiler.reset()
-    made = kind(torch.relu)
+    made = kind()
     model = qconv.convert(nn.Sequential(made) if inside else made, schemes.bnn(), before_sign="hardtanh")
     input = torch.randn(2, 3, 9, 9)
     compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -297,7 +296,7 @@ def test_to_float_puts_back_what_was_there(choice: BeforeSign) -> None:
     said = repr(model)
     qconv.convert(model, schemes.bnn(), before_sign=choice)
     assert list(qconv.float_state_dict(model)) == state
-    assert not one_signed_inputs(model, signs(model))
+    assert not find(model, signs(model)).inputs
     assert not model(input).equal(expected)
     other = qconv.to_float(copy.deepcopy(model))
     model = qconv.to_float(model)
@@ -314,7 +313,7 @@ def test_our_networks_follow_the_scheme(name: str) -> None:
             qconv.convert(getattr(qconv_models, name)(activation=nn.ReLU), scheme)
             for scheme in (schemes.bnn(), schemes.lsq(4, 4))
         )
-    assert not one_signed_inputs(binary, signs(binary))
+    assert not find(binary, signs(binary)).inputs
     assert not any(replaced(each) for each in unsigned.modules())
 
 
@@ -370,7 +369,7 @@ class Helped(nn.Module):
 def test_a_function_out_of_reach_is_told() -> None:
     with pytest.warns(UserWarning, match=r"convert can't replace relu here: use nn.ReLU"):
         qconv.convert(chain(Helped()), schemes.bnn())
-    graph = torch.fx.symbolic_trace(WithF(F.relu))
+    graph = torch.fx.symbolic_trace(WithF())
     with pytest.warns(UserWarning, match=r"convert can't replace relu here: use nn.ReLU"):
         qconv.convert(graph, schemes.bnn(), skip=())
     input = torch.randn(2, 3, 9, 9)
@@ -506,7 +505,7 @@ def test_a_graph_ends_at_an_encoder_alone(scripted: bool) -> None:
 
 def test_what_fails_after_the_layers_changes_nothing() -> None:
     """Such as a warning that is an error."""
-    model = chain(nn.TransformerEncoderLayer(8, 2, 16), nn.ReLU(), WithF(F.relu), Helped()).eval()
+    model = chain(nn.TransformerEncoderLayer(8, 2, 16), nn.ReLU(), WithF(), Helped()).eval()
     model[5].requires_grad_(False)
     said, state = repr(model), copy.deepcopy(model.state_dict())
     notes = [dict(vars(module)) for module in model.modules()]
@@ -525,15 +524,15 @@ def test_what_fails_after_the_layers_changes_nothing() -> None:
 
 
 def test_choices_that_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be one of 'identity', 'hardtanh'"):
+    with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be 'identity' or 'hardtanh' or"):
         qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="tanh")  # pyright: ignore[reportArgumentType]
     with pytest.warns(UserWarning, match="relu in WithTorch stays: a function has no parameter: use nn.ReLU"):
-        qconv.convert(WithTorch(torch.relu), schemes.bnn(), before_sign="prelu")
+        qconv.convert(WithTorch(), schemes.bnn(), before_sign="prelu")
     model = qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="keep")
     assert type(model[1]) is nn.ReLU
 
 
-@pytest.mark.parametrize(("model", "name"), [(chain(nn.ReLU()), "1"), (WithF(torch.relu), "")], ids=["module", "calls"])
+@pytest.mark.parametrize(("model", "name"), [(chain(nn.ReLU()), "1"), (WithF(), "")], ids=["module", "calls"])
 def test_an_activation_whose_forward_is_replaced_stays(model: Any, name: str) -> None:
     """What would stand there instead would not be called."""
     module = model.get_submodule(name)
@@ -545,7 +544,7 @@ def test_an_activation_whose_forward_is_replaced_stays(model: Any, name: str) ->
 
 
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "keep"])
-@pytest.mark.parametrize("make", [lambda: chain(nn.ReLU()), lambda: WithF(torch.relu)], ids=["module", "function"])
+@pytest.mark.parametrize("make", [lambda: chain(nn.ReLU()), lambda: WithF()], ids=["module", "function"])
 def test_packed_files_hold_the_activations(make: Callable[[], nn.Module], choice: BeforeSign, tmp_path: Path) -> None:
     model, blank = make(), make()
     if isinstance(model, WithF) and choice == "prelu":
@@ -926,4 +925,4 @@ def test_what_happens_to_values_after_an_activation(between: Callable[..., Tenso
     model(torch.randn(2, 3, 8, 8))
     handle.remove()
     assert (least[0] >= 0) == is_one_signed
-    assert bool(one_signed_inputs(model, [model.last])) == is_one_signed
+    assert bool(find(model, [model.last]).inputs) == is_one_signed

@@ -425,11 +425,8 @@ class NoSecond(nn.Module):
     """A function without a second derivative."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.ctc_loss(x.flatten(2).movedim(2, 0).log_softmax(2), torch.ones(len(x), 1).long(), *lengths(x)) * x
-
-
-def lengths(x: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.full((len(x),), x[0, 0].numel()), torch.ones(len(x)).long()
+        lengths = torch.full((len(x),), x[0, 0].numel()), torch.ones(len(x)).long()
+        return F.ctc_loss(x.flatten(2).movedim(2, 0).log_softmax(2), torch.ones(len(x), 1).long(), *lengths) * x
 
 
 def test_an_operator_that_cannot_be_differentiated_twice() -> None:
@@ -496,7 +493,8 @@ def test_several_outputs_are_all_compared() -> None:
         for each in ("classes", lambda outputs: outputs["maps"][0])
     )
     assert every.together.error == pytest.approx((one.together.error + other.together.error) / 2)
-    assert every.costs["fc"] == pytest.approx(one.together.error and by_name(one, "fc").error / 2)
+    of_fc = next(row for row in one.rows if row.layer == "fc")
+    assert every.costs["fc"] == pytest.approx(one.together.error and of_fc.error / 2)
     assert every.together.kl is every.loss is every.together.loss is None
 
     def loss(outputs: dict[str, Any], labels: Tensor | None) -> Tensor:
@@ -513,10 +511,6 @@ def test_several_outputs_are_all_compared() -> None:
         qconv.assign_bits(model, images, **budget)
     with pytest.raises(TypeError, match="loss must return a tensor of one number"):
         qconv.sensitivity(model, images, loss=lambda outputs, labels: outputs["classes"], **options)
-
-
-def by_name(found: qconv.Sensitivity, name: str) -> Any:
-    return next(row for row in found.rows if row.layer == name)
 
 
 def test_a_budget_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from settings import default_dtype
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torchvision import transforms
@@ -162,28 +163,19 @@ def test_shift_moves_by_at_most_one_pixel_and_fills(digits: DigitsDataModule) ->
 def test_what_is_drawn_does_not_depend_on_the_defaults_of_torch(digits: DigitsDataModule) -> None:
     normal = [*digits.train_dataloader()]
     box, chosen = random_box(300, 400, torch.Generator().manual_seed(3)), share_out(digits.splits["train"][1], 0.2, 1)
-    torch.set_default_dtype(torch.float64)
-    torch.set_default_device("meta")
-    try:
+    with default_dtype(torch.float64), torch.device("meta"):
         assert share_out(digits.splits["train"][1], 0.2, 1).equal(chosen)
         assert random_box(300, 400, torch.Generator("cpu").manual_seed(3)) == box
         for (images, labels), (expected, theirs) in zip(digits.train_dataloader(), normal, strict=True):
             assert images.equal(expected)
             assert labels.equal(theirs)
-    finally:
-        torch.set_default_device(None)
-        torch.set_default_dtype(torch.float32)
 
 
 def test_constants_of_normalize_do_not_depend_on_the_first_call() -> None:
     images = torch.rand(2, 3, 4, 4)
     normalize = Normalize((0.123456, 0.2, 0.3), (0.56789, 0.2, 0.1))
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.inference_mode():
-            normalize(images)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with default_dtype(torch.bfloat16), torch.inference_mode():
+        normalize(images)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (normalize.mean, normalize.std))
     assert normalize(images).equal((images - mean) / std)
     normalize(images.requires_grad_()).sum().backward()
@@ -250,15 +242,6 @@ def test_the_originals_stay() -> None:
         assert images.equal(before)
 
 
-def test_one_generator_one_result() -> None:
-    first, again, other = (
-        RandomCrop(2)(torch.arange(320, dtype=torch.int16).view(20, 1, 4, 4), torch.Generator().manual_seed(seed))
-        for seed in (1, 1, 2)
-    )
-    assert first.equal(again)
-    assert not first.equal(other)
-
-
 def test_normalized_by_exact_figures() -> None:
     images = torch.randint(0, 256, (9000, 3, 4, 5), dtype=torch.uint8)
     images[:, 2] = 17
@@ -308,24 +291,23 @@ def test_transforms_of_torchvision_draw_for_each_image() -> None:
     assert 15 < mirrored.sum() < 49  # the flip of a batch mirrors all or none
 
 
-def test_transforms_that_draw_from_python_follow_the_generator() -> None:
-    images = torch.randint(0, 256, (32, 3, 8, 8), dtype=torch.uint8)
-    change = PerImage(transforms.RandomChoice([transforms.RandomVerticalFlip(1), transforms.RandomHorizontalFlip(1)]))
-    state = random.getstate()
-    first, again = (change(images, torch.Generator().manual_seed(0)) for _ in range(2))
-    assert first.equal(again)
-    assert random.getstate() == state
-
-
-def test_transforms_of_torchvision_follow_the_generator_alone() -> None:
-    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
-    change = PerImage(v2.Compose([v2.RandAugment(), v2.RandomErasing(0.5), v2.ColorJitter(0.3)]))
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v2.Compose([v2.RandAugment(), v2.RandomErasing(0.5), v2.ColorJitter(0.3)]),
+        transforms.RandomChoice([transforms.RandomVerticalFlip(1), transforms.RandomHorizontalFlip(1)]),
+    ],
+    ids=["of torch", "of Python"],
+)
+def test_transforms_of_torchvision_follow_the_generator_alone(transform: Any) -> None:
+    images, change = torch.randint(0, 256, (32, 3, 8, 8), dtype=torch.uint8), PerImage(transform)
     torch.manual_seed(1)
     first = change(images, torch.Generator().manual_seed(0))
     torch.manual_seed(2)
-    before = torch.get_rng_state()
+    before = torch.get_rng_state(), random.getstate()
     assert change(images, torch.Generator().manual_seed(0)).equal(first)
-    assert torch.get_rng_state().equal(before)
+    assert torch.get_rng_state().equal(before[0])
+    assert random.getstate() == before[1]
     assert not change(images, torch.Generator().manual_seed(3)).equal(first)
     assert change(images[:0], torch.Generator()).shape == (0, 3, 8, 8)
 
@@ -386,7 +368,8 @@ def test_only_training_pictures_grow() -> None:
     data.trainer = Epochs(8)
     data.setup("fit")
     loader = data.train_dataloader()
-    for epoch, size in ((0, (16, 12)), (3, (20, 16)), (6, (32, 24))):
+    for epochs, epoch, size in ((8, 0, (16, 12)), (8, 3, (20, 16)), (8, 6, (32, 24)), (3, 2, (32, 24))):
+        data.trainer.max_epochs = epochs
         loader.sampler.set_epoch(epoch)
         assert {tuple(images.shape[2:]) for images, _ in loader} == {size}
     assert {tuple(images.shape[2:]) for images, _ in data.val_dataloader()} == {(32, 24)}
@@ -397,18 +380,6 @@ def test_only_training_pictures_grow() -> None:
     assert {tuple(images.shape[2:]) for images, _ in loader} == {(32, 24)}
 
 
-def test_the_last_epoch_has_the_full_size() -> None:
-    data: Any = Noise(batch_size=10, progressive_size=ProgressiveSize(), augment=())
-    data.trainer = Epochs(3)
-    data.setup("fit")
-    loader = data.train_dataloader()
-    sizes = []
-    for epoch in range(3):
-        loader.sampler.set_epoch(epoch)
-        sizes.append(next(iter(loader))[0].shape[2])
-    assert sizes == [16, 16, 32]
-
-
 def test_a_network_for_one_size_is_refused() -> None:
     data = Noise(progressive_size=ProgressiveSize())
     data.image_size = (32, 32)
@@ -417,14 +388,19 @@ def test_a_network_for_one_size_is_refused() -> None:
     check_sizes(qconv.models.resnet20(), data)
 
 
+def fitted(model: torch.nn.Module, data: PicturesDataModule, epochs: int = 1) -> tuple[Classifier, Any]:
+    trainer = make_trainer(accelerator="cpu", max_epochs=epochs, logger=False, enable_progress_bar=False)
+    classifier = Classifier(model, partial(torch.optim.SGD, lr=0.0))
+    trainer.fit(classifier, datamodule=data)
+    return classifier, trainer
+
+
 def test_batch_norms_are_taken_anew_from_pictures_of_the_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Noise(batch_size=10, progressive_size=ProgressiveSize(), seed=1)
     model = qconv.models.resnet20()
     sizes: list[tuple[bool, int]] = []
     model.register_forward_pre_hook(lambda module, args: sizes.append((module.training, args[0].shape[2])))
-    trainer = make_trainer(accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False)
-    classifier = Classifier(model, partial(torch.optim.SGD, lr=0.01))
-    trainer.fit(classifier, datamodule=data)
+    classifier, trainer = fitted(model, data, 2)
     assert [size for training, size in sizes if training] == [16, 16, 32, 32]
     sizes.clear()
     moved: list[Any] = []
@@ -442,9 +418,7 @@ def test_batch_norms_are_taken_anew_as_in_the_test() -> None:
     model = torch.nn.Sequential(
         *stem, signs, torch.nn.BatchNorm2d(4), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     )
-    trainer = make_trainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
-    classifier = Classifier(model, partial(torch.optim.SGD, lr=0.0))
-    trainer.fit(classifier, datamodule=data)
+    classifier, trainer = fitted(model, data)
     seen: list[torch.Tensor] = []
     modes: set[bool] = set()
 
@@ -477,9 +451,7 @@ class WithAuxiliary(torch.nn.Module):
 def test_batch_norms_that_the_test_does_not_call_are_left_alone() -> None:
     data, model = Noise(batch_size=10, seed=1), WithAuxiliary()
     norm: Any = model.stem[1]
-    trainer = make_trainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
-    classifier = Classifier(model, partial(torch.optim.SGD, lr=0.0))
-    trainer.fit(classifier, datamodule=data)
+    classifier, trainer = fitted(model, data)
     trained, called = copy.deepcopy(dict(model.auxiliary.named_buffers())), norm.running_mean.clone()
     assert trained["num_batches_tracked"] > 0
     reestimate_batch_norm(classifier, data, trainer)

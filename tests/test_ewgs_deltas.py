@@ -260,10 +260,6 @@ def test_a_network_that_starts_from_another_has_its_own_delta(tmp_path: Path) ->
     assert other.state_dict()["0.input_quantizer.delta"] == 0.25
 
 
-def of_layer(layer: nn.Module) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(copy.deepcopy(layer))
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -274,7 +270,10 @@ def of_layer(layer: nn.Module) -> Callable[[], nn.Module]:
         ),
         (network, "is not calibrated: call qconv.calibrate"),
         (lambda: nn.Sequential(weight_norm(qconv.QConv2d(2, 3, 5, scheme=schemes.ewgs()))), "remove_parametrizations"),
-        (of_layer(qconv.QDeformConv2d(2, 3, 3, scheme=schemes.ewgs())), "has no second derivative, which the Hessian"),
+        (
+            lambda: nn.Sequential(qconv.QDeformConv2d(2, 3, 3, scheme=schemes.ewgs())),
+            "has no second derivative, which the Hessian",
+        ),
     ],
 )
 def test_what_it_refuses(model: Callable[[], nn.Module], message: str) -> None:

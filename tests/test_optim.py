@@ -15,6 +15,7 @@ import torch
 from conftest import same
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from settings import default_dtype
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
@@ -618,8 +619,7 @@ def test_a_schedule_of_some_groups() -> None:
 
 def test_steps_are_counted_under_a_default_of_16_bits() -> None:
     found = []
-    torch.set_default_dtype(torch.bfloat16)
-    try:
+    with default_dtype(torch.bfloat16):
         for make in (Bop, torch.optim.Adam):
             parameter = nn.Parameter(torch.ones(3, dtype=torch.float32))
             binary = binary_group(nn.Parameter(torch.ones(1, dtype=torch.float32))) if make is Bop else []
@@ -628,6 +628,4 @@ def test_steps_are_counted_under_a_default_of_16_bits() -> None:
                 parameter.grad = torch.full_like(parameter, math.sin(step))
                 optimizer.step()
             found.append((optimizer.state[parameter]["step"].item(), parameter.tolist()))
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert found[0] == found[1]

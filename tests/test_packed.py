@@ -647,10 +647,6 @@ FILES, CONTENTS = 4_600, 1_500
 """Of each there are two parts. Some come twice; more than 10,000 differ."""
 
 
-def fuzzed(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(2))
 def test_no_mutated_file_gives_another_model(part: int, file: Path, tmp_path: Path) -> None:
@@ -721,7 +717,7 @@ def test_no_other_content_crashes(part: int, file: Path, tmp_path: Path) -> None
     )
     seen, loaded_ones = set(), 0
 
-    @fuzzed(CONTENTS)
+    @settings(max_examples=CONTENTS, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     @seed(part)
     @given(st.lists(edits, min_size=1, max_size=3))
     def change(changes: list[tuple[str, Any, Any]]) -> None:
@@ -818,12 +814,8 @@ def test_a_file_of_codes_alone_keeps_the_dtype(dtype: torch.dtype, tmp_path: Pat
     assert qconv.load_packed(tmp_path / "model", network())(x).equal(model(x))
 
 
-def tripled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    return 3 * output
-
-
 def test_hooks_are_not_in_the_file(tmp_path: Path) -> None:
     model = qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), schemes.bwn(), skip=()).eval()
-    model[1].register_forward_hook(tripled)
+    model[1].register_forward_hook(lambda module, args, output: output.mul(3))
     with pytest.warns(UserWarning, match=r"layer '1' \(ReLU\) has hooks, which the file does not hold"):
         qconv.save_packed(model, tmp_path / "model")

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.func import functional_call
 
 from ..layers import QuantizedLayer
 from ..quantizers import Identity
-from .blocks import feature_dim_of, layers_of
+from .blocks import feature_dim_of, frozen_parameters, layers_of
 
 STRETCH = (-0.1, 1.1)
 """The ends of AdaRound's rectified sigmoid."""
@@ -23,17 +22,6 @@ WARM_UP = 0.2
 POSITIONS, FEWEST = 2**12, 4
 """A step takes no more samples than have these positions in the output, but no fewer than these samples: on large
 images others would repeat what it has seen, and take most of the time."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of `reconstruct` for each block."""
-
-    iterations: int
-    batch_size: int
-    learning_rate: float
-    input_learning_rate: float
-    regularization: float
 
 
 class Rounding:
@@ -97,37 +85,38 @@ def learn_rounding(
     block: nn.Module,
     input: Tensor,
     target: Tensor,
-    options: Options,
     generator: torch.Generator,
     steps: Iterator[int],
+    *,
+    iterations: int,
+    batch_size: int,
+    learning_rate: float,
+    input_learning_rate: float,
+    regularization: float,
 ) -> float:
     """Learn the rounding of a block's weights, and apply it; return the share of changed weights.
 
     For each iteration the next number is taken from ``steps``, which may show the progress.
     """
     ranges = [each for layer in layers_of(block) for each in layer.input_quantizer.parameters() if each.requires_grad]
-    was = {each: (each.requires_grad, each.grad) for each in block.parameters()}
-    for each in was:
-        each.requires_grad_(False)
-        each.grad = None
-    try:
+    with frozen_parameters(block):
         with _open(block) as roundings, torch.enable_grad():
             for each in ranges:
                 each.requires_grad_()
             groups: list[dict[str, Any]] = [
-                {"params": [rounding.logits for rounding in roundings.values()], "lr": options.learning_rate},
-                {"params": ranges, "lr": options.input_learning_rate},
+                {"params": [rounding.logits for rounding in roundings.values()], "lr": learning_rate},
+                {"params": ranges, "lr": input_learning_rate},
             ]
             optimizer = torch.optim.Adam([group for group in groups if group["params"]])
             feature_dim = feature_dim_of(block, input[:1])
-            count = _samples(target.shape, feature_dim, options.batch_size)
-            for step, _ in zip(range(options.iterations), steps, strict=False):
+            count = _samples(target.shape, feature_dim, batch_size)
+            for step, _ in zip(range(iterations), steps, strict=False):
                 batch = torch.randint(0, len(input), (count,), generator=generator, device="cpu")
                 weights = {name: rounding.weight() for name, rounding in roundings.items()}
                 output = functional_call(block, weights, (input[batch],))
                 distance = (output - target[batch]).square()
-                regularization = options.regularization * _regularization(roundings, step, options)
-                loss = distance.sum(feature_dim).mean() + regularization
+                loss = distance.sum(feature_dim).mean()
+                loss = loss + regularization * _regularization(roundings, step, iterations)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -135,10 +124,6 @@ def learn_rounding(
                     for layer in layers_of(block):
                         layer.input_quantizer.after_step_(None)
         moved = sum(rounding.finish() for rounding in roundings.values())
-    finally:
-        for each, (required, grad) in was.items():
-            each.requires_grad_(required)
-            each.grad = grad
     return moved / max(sum(rounding.logits.numel() for rounding in roundings.values()), 1)
 
 
@@ -148,11 +133,11 @@ def _samples(size: Sequence[int], feature_dim: int, most: int) -> int:
     return min(most, size[0], max(POSITIONS // positions, FEWEST))
 
 
-def _regularization(roundings: dict[str, Rounding], step: int, options: Options) -> Tensor | float:
+def _regularization(roundings: dict[str, Rounding], step: int, iterations: int) -> Tensor | float:
     """``Σ (1 − |2h − 1|^β)``; 0 while the rounding warms up."""
-    start = WARM_UP * options.iterations
+    start = WARM_UP * iterations
     if step < start:
         return 0.0
-    progress = (step - start) / max(options.iterations - start, 1)
+    progress = (step - start) / max(iterations - start, 1)
     beta = BETA[1] + (BETA[0] - BETA[1]) * (1 - progress)
     return torch.stack([(1 - (2 * each.up() - 1).abs() ** beta).sum() for each in roundings.values()]).sum()

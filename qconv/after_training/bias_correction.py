@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -120,7 +121,7 @@ def correct_bias(
     if len(sizes := {tuple(batch.shape[1:]) for batch in pictures}) > 1:
         raise ValueError(f"images must all have one size, because they form one batch; there are {sorted(sizes)}")
     sample = torch.cat(pictures)
-    targets: dict[str, _Moments] = {}
+    targets: dict[str, tuple[Tensor, Tensor]] = {}
 
     def note(name: str, output: Tensor) -> None:
         targets[name] = _moments(twins[name], name, output)
@@ -155,26 +156,8 @@ def _norms(model: nn.Module) -> dict[str, _BatchNorm]:
     return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
 
 
-@dataclass(frozen=True)
-class _Moments:
-    """Moments of a layer's outputs, per filter, over samples and positions.
-
-    Attributes:
-        mean: E[y].
-        deviation: σ(y).
-    """
-
-    mean: Tensor
-    deviation: Tensor
-
-
-def _moments(layer: nn.Module, name: str, output: Tensor) -> _Moments:
-    """Return the moments, over all processes.
-
-    Raises:
-        ValueError: outputs of a sample that is no batch.
-        FloatingPointError: NaN or inf.
-    """
+def _moments(layer: nn.Module, name: str, output: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of a layer's outputs, per filter, over samples, positions and processes."""
     weight = cast(Tensor, layer.weight)
     least = 2 if isinstance(layer, nn.Linear) else weight.ndim
     if output.ndim < least:
@@ -190,7 +173,7 @@ def _moments(layer: nn.Module, name: str, output: Tensor) -> _Moments:
     mean_over_processes((mean, square), True, process_count())
     if not bool(mean.isfinite().all()):
         raise FloatingPointError(f"the outputs of {name_of(layer, name)} have NaN or inf on these images")
-    return _Moments(mean, (square - mean.square()).clamp_min(0).sqrt())
+    return mean, (square - mean.square()).clamp_min(0).sqrt()
 
 
 class _Found:
@@ -199,7 +182,7 @@ class _Found:
     def __init__(
         self,
         layers: Mapping[str, QuantizedLayer],
-        targets: Mapping[str, _Moments],
+        targets: Mapping[str, tuple[Tensor, Tensor]],
         float_norms: Mapping[str, _BatchNorm],
     ) -> None:
         self.layers, self.targets, self.float_norms = layers, targets, float_norms
@@ -214,7 +197,7 @@ class _Found:
         layer = self.layers[name]
         if name not in self.targets:
             raise ValueError(f"float_model does not call {name_of(layer, name)}, which model calls")
-        shift = self.shifts[name] = _moments(layer, name, output).mean - self.targets[name].mean
+        shift = self.shifts[name] = _moments(layer, name, output)[0] - self.targets[name][0]
         if layer.bias is not None:
             return output - _in_place_of(shift, layer, output)
         if output.ndim == 2 or not isinstance(layer, nn.Linear):  # its channels are those of a batch norm
@@ -240,12 +223,7 @@ class _Found:
 
     @torch.no_grad()
     def apply(self) -> tuple[Shift, ...]:
-        """Change biases and running means; return a row for each layer.
-
-        Raises:
-            ValueError: no layer was called.
-            TypeError: a batch norm, or its running mean, has other inputs, too.
-        """
+        """Change biases and running means; return a row for each layer."""
         if not self.shifts:
             raise ValueError("model calls none of its quantized layers")
         means: set[int] = set()
@@ -265,7 +243,7 @@ class _Found:
                 if norm.running_mean is not None:
                     norm.running_mean.add_(each.to(norm.running_mean))
             size = max(float(each.norm()) for each in shifts or [shift])
-            deviation = float(self.targets[name].deviation.norm())
+            deviation = float(self.targets[name][1].norm())
             rows.append(Shift(name, corrected, size / deviation if deviation else math.inf if size else 0.0))
         return tuple(rows)
 
@@ -278,26 +256,19 @@ def _in_place_of(shift: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
 
 @contextmanager
 def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
-    """Call ``act(name, output)`` after each layer, before other hooks; its result replaces the output.
-
-    Raises:
-        TypeError: a layer is called twice.
-    """
+    """Call ``act(name, output)`` after each layer, before other hooks; its result replaces the output."""
     seen: set[str] = set()
 
-    def hook(name: str):
-        def behind(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-            del args
-            if name in seen:
-                raise TypeError(f"{name_of(module, name)} is called twice: its calls have different shifts")
-            seen.add(name)
-            return act(name, output)
-
-        return behind
+    def behind(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        del args
+        if name in seen:
+            raise TypeError(f"{name_of(module, name)} is called twice: its calls have different shifts")
+        seen.add(name)
+        return act(name, output)
 
     with ExitStack() as hooks:
         for name, layer in layers.items():
-            hooks.enter_context(layer.register_forward_hook(hook(name), prepend=True))
+            hooks.enter_context(layer.register_forward_hook(partial(behind, name), prepend=True))
         yield
 
 
@@ -305,17 +276,14 @@ def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor
 def _before(norms: Mapping[str, _BatchNorm], act: Callable[[str, _BatchNorm, Tensor], Tensor | None]) -> Iterator[None]:
     """Call ``act(name, norm, input)`` before each batch norm; its result replaces the input."""
 
-    def hook(name: str):
-        def before(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            input = args[0] if args else kwargs["input"]
-            changed = act(name, cast(_BatchNorm, norm), input)
-            if changed is None:
-                return None
-            return ((changed, *args[1:]), kwargs) if args else ((), {**kwargs, "input": changed})
-
-        return before
+    def before(name: str, norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        input = args[0] if args else kwargs["input"]
+        changed = act(name, cast(_BatchNorm, norm), input)
+        if changed is None:
+            return None
+        return ((changed, *args[1:]), kwargs) if args else ((), {**kwargs, "input": changed})
 
     with ExitStack() as hooks:
         for name, norm in norms.items():
-            hooks.enter_context(norm.register_forward_pre_hook(hook(name), with_kwargs=True))
+            hooks.enter_context(norm.register_forward_pre_hook(partial(before, name), with_kwargs=True))
         yield

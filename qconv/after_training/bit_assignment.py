@@ -1,6 +1,5 @@
 """Bits of each layer within a budget: Hessian traces and an integer program (HAWQ-V2, HAWQ-V3)."""
 
-import math
 import os
 import re
 from collections import Counter
@@ -202,9 +201,9 @@ def assign_bits(
     for figure in rest:
         rest[figure] += min(_rest(summary, names, figure) for summary in summaries)
     uncosted = _others(names, choices, summaries, [dict.fromkeys(names, 0.0)] * len(choices))
-    uniform = _uniform(uncosted, summaries, max_bytes, max_bops)
-    if uniform is None:  # before anything is measured
-        check_budgets(uncosted, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
+    most = {"packed_bytes": max_bytes, "bops": max_bops}
+    if _uniform(uncosted, summaries, most) is None:  # before anything is measured
+        check_budgets(uncosted, {figure: (most[figure], rest[figure]) for figure in most})
     for each in converted:
         calibrate(each, [images for images, _ in batches], max_samples=sum(len(images) for images, _ in batches))
     if measure == "measured":
@@ -213,17 +212,16 @@ def assign_bits(
         for name, layer in quantized_layers(converted[0]).items():
             if layer.filters_are_computed:
                 raise TypeError(f"{name} quantizes what it computes from its weight: use measure='measured'")
-        of_inputs = _differ_in_inputs(converted)
+        kinds = {tuple(repr(each.input_quantizer) for each in quantized_layers(model).values()) for model in converted}
+        of_inputs = len(kinds) > 1
         found = traces(converted[0], batches, probes, seed, of_inputs=of_inputs, output=output, loss=loss)
         costs = [expected_losses(each, batches, found) for each in converted]
         of_weights = {name: of_weight for name, (of_weight, _) in found.items()}
     others = _others(names, choices, summaries, costs)
-    uniform = _uniform(others, summaries, max_bytes, max_bops)
+    uniform = _uniform(others, summaries, most)
     while True:
         try:
-            taken = cheapest(
-                others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])}
-            )
+            taken = cheapest(others, {figure: (most[figure], rest[figure]) for figure in most})
         except ValueError:
             if uniform is None:
                 raise
@@ -242,14 +240,13 @@ def assign_bits(
 
 
 def _uniform(
-    others: Mapping[str, tuple[Choice, ...]], summaries: Sequence[Summary], max_bytes: int | None, max_bops: int | None
+    others: Mapping[str, tuple[Choice, ...]], summaries: Sequence[Summary], most: Mapping[str, int | None]
 ) -> dict[str, int] | None:
     """Return the cheapest assignment of one scheme to all layers within the budgets; None if there is none."""
     within = [
         index
         for index, summary in enumerate(summaries)
-        if summary.packed_bytes <= (math.inf if max_bytes is None else max_bytes)
-        and summary.bops <= (math.inf if max_bops is None else max_bops)
+        if all(limit is None or getattr(summary, figure) <= limit for figure, limit in most.items())
     ]
     if not within:
         return None
@@ -291,12 +288,6 @@ def _converted(model: nn.Module, scheme: Scheme, options: Mapping[str, Any]) -> 
     check_final(each, "choices")
     lean(each, False)
     return each.eval()
-
-
-def _differ_in_inputs(models: Sequence[nn.Module]) -> bool:
-    """Whether the models have different input quantizers."""
-    kinds = {tuple(repr(layer.input_quantizer) for layer in quantized_layers(model).values()) for model in models}
-    return len(kinds) > 1
 
 
 def _measured(model: nn.Module, batches: Batches, output: Output | None) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The blocks of a model for quantization after training, with their inputs and outputs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,14 +22,25 @@ def layers_of(module: nn.Module) -> list[QuantizedLayer]:
     return [each for each in module.modules() if isinstance(each, QuantizedLayer)]
 
 
-def called_blocks(model: nn.Module, images: Tensor) -> dict[str, nn.Module]:
-    """Return the blocks that a model calls, in the order of their calls: see `reconstruct`.
+@contextmanager
+def frozen_parameters(module: nn.Module) -> Iterator[None]:
+    """Context manager: no parameter has or needs a gradient; afterwards they are as before."""
+    was = {each: (each.requires_grad, each.grad) for each in module.parameters()}
+    for each in was:
+        each.requires_grad_(False)
+        each.grad = None
+    try:
+        yield
+    finally:
+        for each, (required, grad) in was.items():
+            each.requires_grad_(required)
+            each.grad = grad
 
-    Raises:
-        TypeError: one can't be a block; it is named, with the rule.
-    """
+
+def called_blocks(model: nn.Module, images: Tensor) -> dict[str, nn.Module]:
+    """Return the blocks that a model calls, in the order of their calls: see `reconstruct`."""
     holders = [module for module in model.modules() if layers_of(module)]
-    calls = _calls_of_probes(model, holders, images)
+    calls = _calls(model, holders, images)
     names: dict[nn.Module, str] = {}
     for name, module in _blocks_below(model, "", calls):
         names.setdefault(module, name)  # one block may have two names
@@ -41,7 +52,7 @@ def called_blocks(model: nn.Module, images: Tensor) -> dict[str, nn.Module]:
 def check_called(float_model: nn.Module, blocks: Iterable[str], images: Tensor) -> None:
     """Raise unless the float model calls all blocks, so that each has target outputs."""
     twins = {name: float_model.get_submodule(name) for name in blocks}
-    calls = _calls_of_probes(float_model, twins.values(), images)
+    calls = _calls(float_model, twins.values(), images)
     if left_out := [name for name, twin in twins.items() if twin not in calls]:
         raise ValueError(f"float_model ({type(float_model).__name__}) must call {left_out[0]}, as model does")
     _check_calls(twins, calls)
@@ -82,19 +93,10 @@ def _fits(calls: Sequence[str]) -> bool:
     return len(calls) == len(PROBES) and not any(calls)
 
 
-def _calls_of_probes(model: nn.Module, modules: Iterable[nn.Module], images: Tensor) -> Calls:
-    """Return the result of `_calls` for each number of samples, in the order of the first one."""
-    modules = list(modules)
-    found: dict[nn.Module, list[str]] = {}
-    for count in PROBES:
-        for module, reasons in _calls(model, modules, images, count).items():
-            found.setdefault(module, []).extend(reasons)
-    return found
-
-
-def _calls(model: nn.Module, modules: Iterable[nn.Module], images: Tensor, count: int) -> dict[nn.Module, list[str]]:
-    """Return the called modules in the order of their calls, with the result of `_why_none` for each."""
+def _calls(model: nn.Module, modules: Iterable[nn.Module], images: Tensor) -> Calls:
+    """Return the called modules in the order of their calls, with the result of `_why_none` for each call."""
     calls: dict[nn.Module, list[str]] = {}
+    count = 0
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         calls.setdefault(module, []).append(_why_none(module, args, kwargs, output, count))
@@ -102,7 +104,8 @@ def _calls(model: nn.Module, modules: Iterable[nn.Module], images: Tensor, count
     with ExitStack() as hooks, trial(model):
         for module in dict.fromkeys(modules):
             hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
-        model(torch.cat([images[:1]] * count))
+        for count in PROBES:  # which `note` reads
+            model(torch.cat([images[:1]] * count))
     return calls
 
 

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from ..loop.norms import batch_statistics
 from ..methods.ewgs import EWGS
 from ..quantizers import Identity, Quantizer, Stages
 from ..quantizers.numbers import wide
+from .blocks import frozen_parameters
 from .hessian import differentiated_twice, probe, quantized_layers
 from .sensitivity import float_but
 
@@ -164,24 +166,17 @@ def deltas_of(
     if name := waits_for_data(model):
         raise ValueError(f"{name} is not calibrated: call qconv.calibrate, or train a step")
     images, labels = batch
-    was = {parameter: parameter.requires_grad for parameter in model.parameters()}
     positions: Positions = {name: [] for name in ewgs_quantizers(model)}
     sums, calls = dict.fromkeys(positions, 0.0), dict.fromkeys(positions, 0)
-    try:
-        for parameter in was:
-            parameter.requires_grad_(False)
-        with differentiated_twice("pass delta to EWGS as an argument"):
-            with _measured(model, positions) as weights:
-                value = loss(functional_call(model, weights, (images,), tie_weights=False), labels)
-            tensors = [(name, q) for name, found in positions.items() for q in found]
-            gradients = torch.autograd.grad(value, [q for _, q in tensors], create_graph=True, allow_unused=True)
-            pairs = [(*tensor, g) for tensor, g in zip(tensors, gradients, strict=True) if g is not None]
-            for name, q, g in shown(pairs, "Hessian", len(pairs)):  # without the weights of layers that are not called
-                sums[name] += _delta(q, g, probes, generator)
-                calls[name] += 1
-    finally:
-        for parameter, required in was.items():
-            parameter.requires_grad_(required)
+    with frozen_parameters(model), differentiated_twice("pass delta to EWGS as an argument"):
+        with _measured(model, positions) as weights:
+            value = loss(functional_call(model, weights, (images,), tie_weights=False), labels)
+        tensors = [(name, q) for name, found in positions.items() for q in found]
+        gradients = torch.autograd.grad(value, [q for _, q in tensors], create_graph=True, allow_unused=True)
+        pairs = [(*tensor, g) for tensor, g in zip(tensors, gradients, strict=True) if g is not None]
+        for name, q, g in shown(pairs, "Hessian", len(pairs)):  # without the weights of layers that are not called
+            sums[name] += _delta(q, g, probes, generator)
+            calls[name] += 1
     totals = torch.tensor([[sums[name], calls[name]] for name in positions], device=images.device)
     mean_over_processes([totals], True, process_count())
     return {name: total / count for name, (total, count) in zip(positions, totals.tolist(), strict=True) if count}
@@ -216,18 +211,16 @@ def _measured(model: nn.Module, positions: Positions) -> Iterator[dict[str, Tens
     Both depend on their positions, which are collected.
     """
 
-    def hook(layer: QuantizedLayer, quantizer: EWGS, found: list[Tensor]) -> Any:
-        def quantize(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            del module
-            check_input(layer, args[0])
-            tensors = _constants(quantizer)
-            q = _straight_through(quantizer, wide(args[0]), *tensors)
-            if not q.requires_grad:  # of images
-                q.requires_grad_()
-            found.append(q)
-            return (quantizer.values_of(q, *tensors).to(args[0].dtype), *args[1:])
-
-        return quantize
+    def quantize(quantizer: EWGS, found: list[Tensor], layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        check_input(layer, args[0])
+        tensors = _constants(quantizer)
+        # Rounded positions whose gradient passes in the range, and can be differentiated again.
+        inside = quantizer.position_of(wide(args[0]), *tensors).clamp(0, 1)
+        q = inside - quantizer.rounded(inside.detach())[1]
+        if not q.requires_grad:  # of images
+            q.requires_grad_()
+        found.append(q)
+        return (quantizer.values_of(q, *tensors).to(args[0].dtype), *args[1:])
 
     weights = {}
     with ExitStack() as stack:
@@ -247,7 +240,7 @@ def _measured(model: nn.Module, positions: Positions) -> Iterator[dict[str, Tens
                 weights[f"{prefix}weight"] = layer.quantized_weight()
             if isinstance(input, EWGS):
                 found = positions[f"{prefix}input_quantizer"]
-                stack.callback(layer.register_forward_pre_hook(hook(layer, input, found)).remove)
+                stack.enter_context(layer.register_forward_pre_hook(partial(quantize, input, found)))
         yield weights
 
 
@@ -261,12 +254,6 @@ def _weight(layer: QuantizedLayer, quantizer: EWGS) -> tuple[Tensor, Tensor]:
     q, _ = quantizer.rounded(quantizer.position_of(wide(layer.filters().detach()), *tensors))
     values = quantizer.values_of(q.requires_grad_(), *tensors)
     return q, layer.from_filters(values.to(layer.weight.dtype))
-
-
-def _straight_through(quantizer: EWGS, x: Tensor, *tensors: Tensor) -> Tensor:
-    """Return rounded positions whose gradient passes in the range, and can be differentiated again."""
-    inside = quantizer.position_of(x, *tensors).clamp(0, 1)
-    return inside - quantizer.rounded(inside.detach())[1]
 
 
 def _delta(q: Tensor, gradient: Tensor, probes: int, generator: torch.Generator) -> float:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..ground.progress import shown
 from ..layers import QuantizedLayer
 from ..layers.observed_run import trial
 from ..layers.twins import quantized_layers
+from .blocks import frozen_parameters
 from .samples import Batches, Loss, Output, chosen_output, loss_of
 from .sensitivity import float_but
 
@@ -54,6 +56,7 @@ def differentiated_twice(remedy: str) -> Iterator[None]:
         raise ValueError(f"model computes {what}, which can't be differentiated twice: {remedy}") from error
 
 
+@differentiated_twice("use measure='measured', which needs no second derivative")
 def traces(
     model: nn.Module,
     batches: Batches,
@@ -70,28 +73,12 @@ def traces(
     of ``v · (H v)`` over vectors v of random signs is the trace of H. Each tensor has its own vectors: one vector for
     all of them would have the same expectation, but the coupling of layers as noise.
     """
-    with differentiated_twice("use measure='measured', which needs no second derivative"):
-        return _traces(model, batches, probes, seed, of_inputs, output, loss)
-
-
-def _traces(
-    model: nn.Module,
-    batches: Batches,
-    probes: int,
-    seed: int,
-    of_inputs: bool,
-    output: Output | None,
-    loss: Loss | None,
-) -> dict[str, tuple[float, list[float]]]:
     layers = quantized_layers(model)
     generator = torch.Generator().manual_seed(seed)
     of_weights = dict.fromkeys(layers, 0.0)
     by_inputs: dict[str, list[float]] = {name: [] for name in layers}
     samples = sum(len(images) for images, _ in batches)
-    was = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    for parameter in was:
-        parameter.requires_grad_(False)
-    try:
+    with frozen_parameters(model):
         for layer in layers.values():
             layer.weight.requires_grad_()
         for images, labels in batches:
@@ -117,9 +104,6 @@ def _traces(
                     of_weights[name] += mean * share
                 else:  # the loss of a batch is a mean: each sample has a share of one over its size
                     by_inputs[name][call] += mean * len(images) * share
-    finally:
-        for parameter, required in was.items():
-            parameter.requires_grad_(required)
     return {name: (max(of_weights[name], 0.0), [max(each, 0.0) for each in by_inputs[name]]) for name in layers}
 
 
@@ -167,20 +151,15 @@ def _inputs(layers: Mapping[str, QuantizedLayer], *, grad: bool) -> Iterator[dic
     """Collect the layers' inputs, as tensors of the graph if they need gradients."""
     found: dict[str, list[Tensor]] = {name: [] for name in layers}
 
-    def hook(name: str):
-        def collect(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            del module
-            input = args[0] if args else kwargs["input"]
-            if grad:  # a node of its own: others, such as a shortcut, may take the same tensor, or write to it
-                input = input.clone() if input.requires_grad else input.detach().clone().requires_grad_()
-            found[name].append(input)
-            return ((input, *args[1:]), kwargs) if args else (args, {**kwargs, "input": input})
-
-        return collect
+    def collect(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del module
+        input = args[0] if args else kwargs["input"]
+        if grad:  # a node of its own: others, such as a shortcut, may take the same tensor, or write to it
+            input = input.clone() if input.requires_grad else input.detach().clone().requires_grad_()
+        found[name].append(input)
+        return ((input, *args[1:]), kwargs) if args else (args, {**kwargs, "input": input})
 
     with ExitStack() as stack:
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(hook(name), with_kwargs=True).remove)
+            stack.enter_context(layer.register_forward_pre_hook(partial(collect, name), with_kwargs=True))
         yield found

@@ -49,10 +49,6 @@ def cheapest(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tup
     Args:
         others: the choices for each layer.
         budgets: the most of a figure of `Choice`, None for any, and what is taken of it already.
-
-    Raises:
-        ValueError: the cheapest choices exceed a budget, or no choices meet all.
-        FloatingPointError: a cost that is not finite.
     """
     with needed("qconv.assign_bits"):
         import numpy as np

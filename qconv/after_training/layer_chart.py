@@ -14,11 +14,7 @@ BLUE = "#4c72b0"
 
 @contextmanager
 def layer_chart(path: str | os.PathLike[str], layers: int, panels: int, what: str) -> Iterator[list[Any]]:
-    """Yield axes next to each other, with the layers as a shared y axis; write them to a PNG file at the end.
-
-    Raises:
-        ImportError: matplotlib is not installed; ``what`` needs it.
-    """
+    """Yield axes next to each other, with the layers as a shared y axis; write them to a PNG file at the end."""
     with needed(what):
         # The figure has its own canvas: pyplot would choose a backend for the whole process and keep the figure.
         from matplotlib.backends.backend_agg import FigureCanvasAgg

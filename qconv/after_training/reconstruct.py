@@ -26,7 +26,7 @@ from ..layers.naming import name_of
 from ..layers.observed_run import check_not_inference, set_modes
 from ..layers.on_levels import has_unit_steps, way_out, why_off_levels
 from ..layers.twins import float_twins, quantized_layers
-from .adaptive_rounding import Options, Rounding, learn_rounding
+from .adaptive_rounding import Rounding, learn_rounding
 from .blocks import FEW, called_blocks, check_apart, check_called, layers_of, outputs_for, relative_error, seen_by
 from .samples import images_of
 from .sensitivity import calibrate_what_waits, float_but
@@ -158,7 +158,8 @@ def reconstruct(
     check_at_least_one(iterations=iterations, batch_size=batch_size)
     check_whole("seed", seed)
     rates = {"learning_rate": learning_rate, "input_learning_rate": input_learning_rate}
-    for name, value in {**rates, "regularization": regularization}.items():
+    options = {**rates, "regularization": regularization}
+    for name, value in options.items():
         check_numbers(**{name: value})
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} (={value}) must be at least 0 and finite")
@@ -187,7 +188,6 @@ def reconstruct(
         if float_model is not None:
             check_called(float_model, blocks, pictures[0])
         generator = torch.Generator().manual_seed(seed)
-        options = Options(iterations, batch_size, learning_rate, input_learning_rate, regularization)
         rows = []
         total = len(blocks) * iterations
         with closing(shown(range(total), "reconstruct", total)) as steps:
@@ -195,7 +195,9 @@ def reconstruct(
                 with float_but(layers_of(reference)):
                     _, target = seen_by(reference, name, pictures)
                 input, before = seen_by(model, name, pictures)
-                moved = learn_rounding(block, input, target, options, generator, steps)
+                moved = learn_rounding(
+                    block, input, target, generator, steps, iterations=iterations, batch_size=batch_size, **options
+                )
                 after = outputs_for(block, input)
                 errors = relative_error(before, target), relative_error(after, target)
                 rows.append(Block(name, len(layers_of(block)), *errors, moved))

@@ -21,10 +21,6 @@ def images_of(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int,
     """Return the images in batches on the device of the model, ``max_samples`` of them at most.
 
     ``batch_size`` divides a tensor.
-
-    Raises:
-        ValueError: no samples, or a number below 1.
-        TypeError: neither a tensor of samples, nor batches that are such tensors or begin with one.
     """
     return [batch[:count] for batch, _, count in _read(model, images, None, batch_size, max_samples)]
 
@@ -32,12 +28,7 @@ def images_of(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int,
 def batches_of(
     model: nn.Module, images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, max_samples: int
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """Return images as `images_of` does, with their labels if there are any: integers of any type as int64.
-
-    Raises:
-        ValueError: as `images_of`; labels that are not one for each image.
-        TypeError: as `images_of`; labels next to batches, or not a tensor.
-    """
+    """Return images as `images_of` does, with their labels if there are any: integers of any type as int64."""
     if labels is not None:
         if not isinstance(images, Tensor):
             raise TypeError("labels go with a tensor of images: pass batches of (images, labels) instead")
@@ -56,10 +47,6 @@ def outputs_of(model: Callable[..., Any], given: Any, output: Output | None = No
     """Return all floating outputs in what a model has given, also within tuples, dictionaries and dataclasses.
 
     With ``output``, only the one that it chooses.
-
-    Raises:
-        TypeError: there is none, or it has no dimension for the samples; ``output`` chooses something else.
-        ValueError: the model has no output of this index or key.
     """
     if output is not None or isinstance(given, Tensor):
         return (chosen_output(model, given, output),)
@@ -87,12 +74,7 @@ def _leaves(given: Any) -> Iterator[Tensor]:
 
 
 def chosen_output(model: Callable[..., Any], given: Any, output: Output | None = None) -> Tensor:
-    """Return the one output in what a model has given; of several outputs, the one chosen by ``output``.
-
-    Raises:
-        TypeError: that is not one tensor of outputs for each sample.
-        ValueError: the model has no output of this index or key.
-    """
+    """Return the one output in what a model has given; of several outputs, the one chosen by ``output``."""
     chosen, name = given, f"model ({type(model).__name__})"
     if callable(output):
         chosen = output(given)
@@ -116,11 +98,7 @@ def chosen_output(model: Callable[..., Any], given: Any, output: Output | None =
 
 
 def loss_of(model: nn.Module, given: Any, labels: Tensor | None, loss: Loss) -> Tensor:
-    """Return the mean loss of a batch as ``loss`` computes it from what the model has given and the labels.
-
-    Raises:
-        TypeError: it is not a tensor of one number.
-    """
+    """Return the mean loss of a batch as ``loss`` computes it from what the model has given and the labels."""
     value = loss(given, labels)
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise TypeError(f"loss must return a tensor of one number for {type(model).__name__}, not {_told(value)}")

@@ -108,11 +108,13 @@ class Sensitivity:
 
     @property
     def _measure(self) -> str:
-        return "increase of the loss" if self.loss is not None else "KL divergence" if self._has_kl else "error"
-
-    @property
-    def _has_kl(self) -> bool:
-        return self.together.kl is not None
+        return (
+            "increase of the loss"
+            if self.loss is not None
+            else "KL divergence"
+            if self.together.kl is not None
+            else "error"
+        )
 
     def __str__(self) -> str:
         rows = [*map(_cells, self.rows), None, _cells(self.together)]
@@ -198,15 +200,15 @@ def sensitivity(
                 layer.weight.copy_(layer.float_weight())
     with trial(model):
         with float_but(layers.values()):
-            reference = Outputs.of(model, batches, output, loss)
+            reference = _outputs(model, batches, output, loss)
         rows = []
         for name, layer in shown(list(layers.items()), "sensitivity", len(layers)):
             with float_but([other for other in layers.values() if other is not layer]):
-                found = Outputs.of(model, batches, output, loss)
+                found = _outputs(model, batches, output, loss)
                 rows.append(_cost(name, layer.scheme.name, batches, reference, found))
-        together = _cost(ALL, "", batches, reference, Outputs.of(model, batches, output, loss))
+        together = _cost(ALL, "", batches, reference, _outputs(model, batches, output, loss))
     samples = sum(len(images) for images, _ in batches)
-    return Sensitivity(tuple(sorted(rows, key=lambda row: -row.cost)), together, samples, reference.loss)
+    return Sensitivity(tuple(sorted(rows, key=lambda row: -row.cost)), together, samples, reference[1])
 
 
 def calibrate_what_waits(model: nn.Module, batches: Sequence[Tensor]) -> None:
@@ -234,47 +236,38 @@ def float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
                 layer.__dict__["forward"] = forward
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """What a model gives for all batches.
+Outputs = tuple[Sequence[Sequence[Tensor]], float | None]
+"""Each output of a model, by batches, and the mean loss; None without ``loss=`` or labels of classes."""
 
-    Attributes:
-        all: each output, by batches.
-        loss: the mean loss; None without ``loss=`` or labels of classes.
-    """
 
-    all: Sequence[Sequence[Tensor]]
-    loss: float | None
-
-    @classmethod
-    def of(cls, model: nn.Module, batches: Batches, output: Output | None, loss: Loss | None) -> "Outputs":
-        """Run the model."""
-        given = [model(images) for images, _ in batches]
-        found = [outputs_of(model, each, output) for each in given]
-        every = [*zip(*found, strict=True)]
-        if loss is None:
-            return cls(every, _mean_loss(every[0], batches) if len(every) == 1 else None)
-        losses = [
-            float(loss_of(model, each, labels, loss)) * len(images)
-            for each, (images, labels) in zip(given, batches, strict=True)
-        ]
-        return cls(every, sum(losses) / sum(len(images) for images, _ in batches))
+def _outputs(model: nn.Module, batches: Batches, output: Output | None, loss: Loss | None) -> Outputs:
+    given = [model(images) for images, _ in batches]
+    found = [outputs_of(model, each, output) for each in given]
+    every = [*zip(*found, strict=True)]
+    if loss is None:
+        return every, _mean_loss(every[0], batches) if len(every) == 1 else None
+    losses = [
+        float(loss_of(model, each, labels, loss)) * len(images)
+        for each, (images, labels) in zip(given, batches, strict=True)
+    ]
+    return every, sum(losses) / sum(len(images) for images, _ in batches)
 
 
 def _cost(name: str, scheme: str, batches: Batches, reference: Outputs, found: Outputs) -> Cost:
+    (all_before, loss_before), (all_after, loss_after) = reference, found
     errors = []
-    for before, after in zip(reference.all, found.all, strict=True):
+    for before, after in zip(all_before, all_after, strict=True):
         noise = sum(_energy(y_q - y) for y_q, y in zip(after, before, strict=True))
         if not math.isfinite(noise):
             is_float = not all(map(math.isfinite, map(_energy, before)))
             which = "the float model" if is_float else f"the model with {name} quantized"
             raise FloatingPointError(f"the outputs of {which} have NaN or inf on these images")
         errors.append(noise / max(sum(map(_energy, before)), 1e-300))
-    (before, after), kl, accuracy = (reference.all[0], found.all[0]), None, None
+    (before, after), kl, accuracy = (all_before[0], all_after[0]), None, None
     if len(errors) == 1 and all(y.ndim == 2 and y.shape[1] > 1 for y in before):
         total = sum(_divergence(y, y_q) for y, y_q in zip(before, after, strict=True))
         kl = max(total / max(sum(map(len, before)), 1), 0.0)
-    loss = None if reference.loss is None or found.loss is None else found.loss - reference.loss
+    loss = None if loss_before is None or loss_after is None else loss_after - loss_before
     if len(errors) == 1 and _mean_loss(before, batches) is not None:
         accuracy = _accuracy(after, batches) - _accuracy(before, batches)
     return Cost(name, scheme, sum(errors) / len(errors), kl, loss, accuracy)

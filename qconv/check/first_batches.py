@@ -34,21 +34,11 @@ def forget(model: nn.Module) -> None:
 
 
 class Report:
-    """What layers that are watched together tell in one message.
-
-    Attributes:
-        found: the negative inputs of the first batch, by the names of layers.
-        is_step_told: whether it was said that `qconv.after_step` is missing.
-    """
+    """What layers that are watched together tell in one message."""
 
     def __init__(self) -> None:
         self.found: dict[str, Negative] = {}
         self.is_step_told = False
-
-    def tell_of_signs(self) -> None:
-        """Tell of the first batch, once the second one has begun."""
-        found, self.found = self.found, {}
-        tell(found)
 
 
 class FirstBatches:
@@ -93,7 +83,8 @@ class FirstBatches:
             if negative is not None and not self.is_calibrated:
                 self.report.found[self.name or name_of(layer)] = negative
         else:
-            self.report.tell_of_signs()
+            of_first, self.report.found = self.report.found, {}
+            tell(of_first)
         self._look_for_steps(layer)
         found = crowded(layer, input)
         self.in_one_level += found is not None and found.share >= SHARE

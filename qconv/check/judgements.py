@@ -17,14 +17,7 @@ SAMPLES = 16
 
 
 class Crowded(NamedTuple):
-    """The most frequent level of a batch.
-
-    Attributes:
-        share: of the elements in it.
-        level: its value.
-        low: the smallest element of the batch.
-        high: the largest one.
-    """
+    """The share of the elements in the most frequent level of a batch, its value, and the ends of the batch."""
 
     share: float
     level: float
@@ -95,7 +88,9 @@ def left_undone(layer: QuantizedLayer) -> str:
     is_latent = computed_by(layer) is None
     if layer.weight_quantizer.replaces_weight or (is_latent and writes(layer.weight_quantizer, layer.filters())):
         return "keeps latent weights in their range"
-    trained = [(part, name) for part in parts for name, tensor in part._parameters.items() if _is_trained(tensor)]
+    trained = [
+        (part, name) for part in parts for name, x in part._parameters.items() if x is not None and x.requires_grad
+    ]
     if any(isinstance(part, Part) and name in part.rules() for part, name in trained):
         return "keeps learned steps and ranges positive"
     if any(isinstance(part, Stream) for part in parts):
@@ -110,7 +105,3 @@ def versions(layer: QuantizedLayer) -> dict[int, int]:
         return {}
     trained = quantizer.parameters() if quantizer.replaces_weight else trained_weights(layer)
     return {id(tensor): tensor._version for tensor in trained}
-
-
-def _is_trained(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.requires_grad

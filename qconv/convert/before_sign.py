@@ -86,7 +86,9 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
         is_traced = site not in looked.untraced
         leaky = (site.module, _way(site)) in elsewhere and choice not in ("keep", "leaky")
         becomes: BeforeSign = "leaky" if leaky else choice
-        stays = _why_not(site, becomes)
+        reason = stays = _why_not(site, becomes)
+        if leaky and not stays:
+            reason = "it is also called where no sign follows" if is_traced else "torch.fx can't trace its calls"
         readers = {layer: name for layer, name in layers.items() if layer in layers_at[site]}
         averaged = tuple(name for layer, name in readers.items() if layer in looked.averaged)
         steps.append(
@@ -98,7 +100,7 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
                 layers=tuple(readers.values()),
                 like=layers_at[site][0],
                 becomes=None if stays else becomes,
-                reason=stays or (_why_leaky(is_traced) if leaky else ""),
+                reason=reason,
                 averaged=averaged if becomes == "leaky" and not stays else (),
                 is_traced=is_traced,
             )
@@ -109,11 +111,6 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
 def _way(site: Site) -> str:
     """How it is replaced: all functions that a module calls change together; methods of tensors can't change."""
     return site.function if site.function.startswith(".") else "functions" if site.function else ""
-
-
-def _why_leaky(is_traced: bool) -> str:
-    """Return why a choice that changes its values is not made."""
-    return "it is also called where no sign follows" if is_traced else "torch.fx can't trace where it is called"
 
 
 def _why_not(site: Site, choice: BeforeSign) -> str:

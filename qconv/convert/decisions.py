@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from .. import layers
+from ..ground.checks import check_choice
 from ..ground.table import Column, cost_text, lines, most_costly, name_of_repeats, repeats
 from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward, parent_of, run
@@ -20,7 +21,7 @@ from ..scheme import Factory, Scheme
 from ..schemes import lsq, minmax
 from .before_sign import ActivationStep, find_steps
 from .layer_patterns import compiled_pattern, first_and_last, first_match, layer_names
-from .replacements import BeforeSign, check_choice
+from .replacements import CHOICES, BeforeSign
 from .tied import check_fits, check_tied, tied_parameters
 
 QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
@@ -157,7 +158,7 @@ def _quantized(subclasses: Kinds | None) -> Kinds:
 def plan_of(model: nn.Module, asked: Request) -> Plan:
     """Return the plan; the errors are those of `qconv.plan`."""
     scheme, skip, overrides = asked.scheme, asked.skip, asked.overrides or {}
-    check_choice(asked.before_sign)
+    check_choice("before_sign", asked.before_sign, *CHOICES)
     if isinstance(skip, str) or not isinstance(skip, Iterable):
         such_as = f"such as ({skip!r},)" if isinstance(skip, str) else "() for none"
         raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, {such_as}")
@@ -198,20 +199,23 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         kind, becomes = type(layer), _quantized_class(layer, quantized)
         if isinstance(layer, QuantizedLayer) and becomes is None:
             return Step(at, layer, kind, None, f"quantized already, {layer.scheme.name}")
+        chosen, reason, grad = scheme, "", asked.grad_quantizer
+        if (pattern := first_match(override_patterns, at)) is not None:
+            chosen = overrides[pattern]
+            reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
+            if chosen is not None and chosen.grad is not None:
+                grad = None  # the override is meant for this layer alone
+        elif layer in excepted:
+            chosen, reason = of_first_and_last, f"the {excepted[layer]} layer"
+        elif (skipped := first_match(skip_patterns, at)) is not None:
+            chosen, reason = None, f"skip {skipped!r}"
         if layer in bypassed:
-            pattern = first_match(override_patterns, at)
-            reason = f"{bypassed[layer]} reads its weight and never calls it"
-            if pattern is not None and overrides[pattern] is not None:
-                raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
-            return Step(at, layer, kind, None, reason)
-        if reason := _why_changed(layer, becomes is not None):
-            if (pattern := first_match(override_patterns, at)) is not None:
-                asked_for = overrides[pattern] is not None
-            elif layer in excepted:
-                asked_for = of_first_and_last is not None
-            else:
-                asked_for = first_match(skip_patterns, at) is None
-            return Step(at, layer, kind, None, reason, is_changed=asked_for)
+            why = f"{bypassed[layer]} reads its weight and never calls it"
+            if pattern is not None and chosen is not None:
+                raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {why}")
+            return Step(at, layer, kind, None, why)
+        if why := _why_changed(layer, becomes is not None):
+            return Step(at, layer, kind, None, why, is_changed=chosen is not None)
         weight = layer._parameters.get("weight")
         if weight is not None and weight.is_complex():
             return Step(at, layer, kind, None, "its weight is complex")
@@ -223,16 +227,6 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             elif kind.__module__.startswith("torch."):  # never called
                 advice = ""
             return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}{advice}")
-        chosen, reason, grad = scheme, "", asked.grad_quantizer
-        if (pattern := first_match(override_patterns, at)) is not None:
-            chosen = overrides[pattern]
-            reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
-            if chosen is not None and chosen.grad is not None:
-                grad = None  # the override is meant for this layer alone
-        elif layer in excepted:
-            chosen, reason = of_first_and_last, f"the {excepted[layer]} layer"
-        elif (pattern := first_match(skip_patterns, at)) is not None:
-            chosen, reason = None, f"skip {pattern!r}"
         if chosen is not None:
             if grad is not None:
                 chosen = chosen.with_grad(grad)

@@ -26,11 +26,7 @@ def first_and_last(names: Mapping[nn.Module, Any], words: Sequence[str]) -> dict
 
 
 def compiled_pattern(argument: str, pattern: str, names: Mapping[nn.Module, tuple[str, ...]]) -> re.Pattern[str]:
-    """Return a pattern that matches a layer.
-
-    Raises:
-        ValueError: it is no regular expression, or matches none.
-    """
+    """Return a pattern that matches a layer."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:

@@ -20,13 +20,7 @@ from .replacements import RELUS, is_one_signed
 
 
 class Site(NamedTuple):
-    """A place where values lose their sign.
-
-    Attributes:
-        name: name of the activation in the model, or of the module whose forward calls a function.
-        module: that module.
-        function: the function that is called; empty for an activation that is a module.
-    """
+    """A place where values lose their sign: an activation, or a module whose forward calls a function."""
 
     name: str
     module: nn.Module
@@ -89,21 +83,13 @@ _SELECTING = {"getitem", "chunk", "split", "unbind", "narrow", "select"}
 _ANY = {"cat", "concat", "concatenate", "stack", "maximum"}  # some of the channels would be one-signed
 
 
-def one_signed_inputs(model: nn.Module, layers: Collection[nn.Module]) -> dict[nn.Module, Sites]:
-    """Return, for each of ``layers`` whose input is never negative, the activations that make it so.
+def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
+    """Find the activations because of which the input of each of ``layers`` is never negative.
 
     A model that `torch.fx` can't trace is examined in parts, and by the order of its modules: an activation counts as
     preceding the next registered layer if there is nothing but pooling or the like between them. A function that a
     forward without a graph calls counts as preceding every layer in its module, too. Both count as called elsewhere
-    unless a part's graph shows that they are not.
-    """
-    return find(model, layers).inputs
-
-
-def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
-    """As `one_signed_inputs`, and also find the activations that are called elsewhere.
-
-    The output of a part that is examined by itself counts as elsewhere.
+    unless a part's graph shows that they are not. The output of a part that is examined by itself counts as elsewhere.
     """
     look = _Look(model, set(layers))
     with _without_fast_paths():
@@ -156,15 +142,7 @@ class _Look:
     def _in_order(self, part: nn.Module, before: Sites, known: set[Site]) -> Sites:
         """Go through a part in the order of registration, which need not be that of the calls.
 
-        Add the activations before a layer with only modules that preserve signs between them.
-
-        Args:
-            part: the part.
-            before: the activations before it.
-            known: those of which a graph tells where they are called.
-
-        Returns:
-            The activations after it.
+        Add the activations before a layer with only modules that preserve signs between them; return those after it.
         """
         if part in self.layers:
             self.found.add(part, before & known)

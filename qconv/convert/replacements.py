@@ -53,12 +53,6 @@ def is_one_signed(module: nn.Module) -> bool:
     return type(module) in (nn.ReLU, nn.ReLU6)
 
 
-def check_choice(choice: str) -> None:
-    """Raise a ValueError unless ``choice`` is one of `BeforeSign`."""
-    if choice not in CHOICES:
-        raise ValueError(f"before_sign (={choice!r}) must be one of {', '.join(map(repr, CHOICES))}")
-
-
 def replaced(module: nn.Module) -> Replaced | None:
     """Return the former state of the module, if its activation has been replaced."""
     return module.__dict__.get(_RECORD)
@@ -82,11 +76,7 @@ def replace_(module: nn.Module, choice: str, like: nn.Module | None = None) -> N
 
 
 def replace_calls_(module: nn.Module, choice: str) -> None:
-    """Make ``module``, whose forward calls functions such as ``F.relu``, call the function of ``choice`` instead.
-
-    Raises:
-        ValueError: `calls_relu` is False, or ``choice`` needs a parameter.
-    """
+    """Make ``module``, whose forward calls functions such as ``F.relu``, call the function of ``choice`` instead."""
     if not calls_relu(type(module)) or choice == "prelu":
         raise ValueError(f"{type(module).__name__} calls no function that can be replaced by {choice!r}")
     record = Replaced(type(module), choice, calls=True)

@@ -144,11 +144,7 @@ class PerImage:
 
 
 def check_augment(augment: Any) -> tuple[Augment, ...]:
-    """Return the augmentations as a tuple.
-
-    Raises:
-        TypeError: not a sequence of functions, or one of them a transform of torchvision, which takes no generator.
-    """
+    """Return the augmentations as a tuple."""
     if not isinstance(augment, Sequence) or isinstance(augment, str):
         raise TypeError(f"augment (={augment!r}) must be a list of augmentations, such as [qconv.data.RandomFlip()]")
     for each in augment:
@@ -164,11 +160,7 @@ def check_augment(augment: Any) -> tuple[Augment, ...]:
 
 
 def augmented(images: Tensor, augment: Sequence[Augment], generator: torch.Generator) -> Tensor:
-    """Return the images after all augmentations.
-
-    Raises:
-        TypeError: one of them returns anything but as many images of the same dtype.
-    """
+    """Return the images after all augmentations."""
     for each in augment:
         changed: Any = each(images, generator)
         if not isinstance(changed, Tensor) or changed.dtype != images.dtype or changed.shape[:2] != images.shape[:2]:

@@ -90,12 +90,7 @@ def pictures_below(folder: Path) -> list[Path]:
 
 
 def left_out(folders: Sequence[Path], tops: Sequence[Path]) -> tuple[str, ...]:
-    """Say which nested folders are read, which images are beside the folders of classes, and count the other files.
-
-    Args:
-        folders: those with the images of a class.
-        tops: those with the folders of classes.
-    """
+    """Say which nested folders are read, which images are beside the folders of classes, and count the other files."""
     suffixes = readable_suffixes()
     files = [path for folder in folders if folder.is_dir() for path in files_below(folder)]
     within = {path.parent: None for path in files if path.suffix.lower() in suffixes and path.parent not in folders}
@@ -111,6 +106,6 @@ def left_out(folders: Sequence[Path], tops: Sequence[Path]) -> tuple[str, ...]:
     return (*told, f"left out: {', '.join(parts)}") if parts else tuple(told)
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def some(names: Sequence[str]) -> str:
+    """The first five names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")

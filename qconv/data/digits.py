@@ -6,6 +6,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
+from ..ground.checks import check_at_least_one
 from ..images import Normalize
 from .augment import Augment, RandomCrop
 from .loader import TensorLoader, epoch_order, split_of
@@ -37,8 +38,7 @@ class DigitsDataModule(LightningDataModule):
 
     def __init__(self, *, seed: int = 0, batch_size: int = 64, shift: int = 1, split_seed: int = 0) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise ValueError(f"batch_size (={batch_size}) must be at least 1")
+        check_at_least_one(batch_size=batch_size)
         if shift < 0:
             raise ValueError(f"shift (={shift}) must be at least 0")
         self.seed, self.batch_size, self.shift, self.split_seed = seed, batch_size, shift, split_seed

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryFile
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning.utilities import rank_zero_only
@@ -19,7 +19,7 @@ from ..ground.files import DamagedFileError, atomic_file, load_tensors
 from ..ground.progress import terminal
 from ..images import DecodingError, ReadingError, read_picture
 from .pictures import Pictures, PicturesDataModule
-from .tree import Files, SplitBy, Tree, common_size, fingerprint, scan
+from .tree import Files, SplitBy, common_size, fingerprint, scan
 
 SMALL = 1 << 13  # bytes of a file: an image of 32×32 has about 1,000, one of 256×256 about 30,000
 FORMAT = 4  # of the cache file; each number has its own file
@@ -30,16 +30,8 @@ class BrokenPictureError(ValueError):
     """Images that cannot be decoded."""
 
 
-class Decoded(NamedTuple):
-    """What the cache file holds.
-
-    Attributes:
-        splits: the images.
-        left_out: lines about those that were left out.
-    """
-
-    splits: dict[str, Pictures]
-    left_out: list[str]
+Decoded = tuple[dict[str, Pictures], list[str]]
+"""What the cache file holds: the images of each split, and lines about those that were left out."""
 
 
 class ImageFolderDataModule(PicturesDataModule):
@@ -107,9 +99,10 @@ class ImageFolderDataModule(PicturesDataModule):
         for line in filter(None, (*self.tree.told, told)):
             _tell(line)
         self.cached: Decoded | None = None
-        self.cache = cache_file(
-            cache, self.root, self.tree, f"{self.image_size} {channels} {self.pixel_range} {broken}"
-        )
+        settings = f"{FORMAT} {self.image_size} {channels} {self.pixel_range} {broken}"
+        digest = fingerprint(self.root, self.tree, settings)  # it changes with any file's path, size or time
+        folder = Path(cache).expanduser() if cache else cache_folder()
+        self.cache = folder / f"{self.root.resolve().name}-{digest}.pt"
 
     def prepare_data(self) -> None:
         """Decode the images into the cache, in one process per machine."""
@@ -117,25 +110,22 @@ class ImageFolderDataModule(PicturesDataModule):
             self.cached = self._decoded()
 
     def read(self) -> dict[str, Pictures]:
-        decoded = self.cached or self._decoded()  # another process of this machine may have prepared it
+        splits, _ = self.cached or self._decoded()  # another process of this machine may have prepared it
         self.cached = None
-        return decoded.splits
+        return splits
 
     def _decoded(self) -> Decoded:
         """Return what the cache holds, or fill it; say what is left out."""
-        decoded = read_cache(self.cache)
-        if decoded is not None:
-            for line in decoded.left_out:
+        if (cached := read_cache(self.cache)) is not None:
+            for line in cached[1]:
                 _tell(line)
-            return decoded
+            return cached
         make_cache_folder(self.cache.parent)
-        decoded = Decoded({}, [])
-        for name in self.tree.splits:
-            decoded.splits[name] = self._decode(name, decoded.left_out)
+        left_out: list[str] = []
+        splits = {name: self._decode(name, left_out) for name in self.tree.splits}
         with atomic_file(self.cache) as file:
-            splits = {name: tuple(pictures) for name, pictures in decoded.splits.items()}
-            torch.save({"splits": splits, "left_out": decoded.left_out}, file)
-        return decoded
+            torch.save({"splits": {name: tuple(each) for name, each in splits.items()}, "left_out": left_out}, file)
+        return splits, left_out
 
     def setup(self, stage: str) -> None:
         is_new = not self.splits
@@ -185,13 +175,6 @@ class ImageFolderDataModule(PicturesDataModule):
         return Pictures(images[kept] if problems else images, labels[kept])
 
 
-def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Path:
-    """Return the cache file of this tree and these settings; it changes with any file's path, size or time."""
-    base = Path(folder).expanduser() if folder else cache_folder()
-    digest = fingerprint(root, tree, f"{FORMAT} {settings}")
-    return base / f"{root.resolve().name}-{digest}.pt"
-
-
 def make_cache_folder(folder: Path) -> None:
     """Make the folder of cached files; raise a ValueError if files can't be written there."""
     try:
@@ -220,7 +203,7 @@ def read_cache(path: Path) -> Decoded | None:
     try:
         content = load_tensors(path, "cache")
         splits = {name: Pictures(*pictures) for name, pictures in content["splits"].items()}
-        return Decoded(splits, content["left_out"])
+        return splits, content["left_out"]
     except (DamagedFileError, AttributeError, LookupError, TypeError) as error:  # the last three: it holds other data
         terminal().print(f"{error}: the images are decoded again")
         return None

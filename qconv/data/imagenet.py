@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..ground.checks import check_pixel_range
-from ..images import DecodingError, PixelRange, decode, problem
+from ..images import DecodingError, PixelRange, decode
 from .large import Crop, CroppingLoader, Item, LargePicturesDataModule
 from .loader import epoch_order, split_of
 from .pictures import share_out
@@ -68,27 +68,18 @@ class ImageNetDataModule(LargePicturesDataModule):
 
 
 class LargePictures(Dataset[Any]):
-    """Decoded and cropped images; items are requested as (epoch, index).
-
-    Args:
-        files: paths and labels.
-        crop: crops them.
-        pixel_range: as for `ImageFolderDataModule`.
-    """
+    """Decoded and cropped images; items are requested as (epoch, index)."""
 
     def __init__(self, files: Sequence[tuple[Path, int]], crop: Crop, pixel_range: PixelRange | None = None) -> None:
         self.paths = [str(path) for path, _ in files]
         self.labels = [label for _, label in files]
         self.crop, self.pixel_range = crop, pixel_range
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, item: Item) -> tuple[Tensor, int] | str:
+    def __getitem__(self, item: Item) -> tuple[Tensor, int] | DecodingError:
         """Return image and label, or the problem with the file."""
         epoch, index = item
         try:
             image = decode(self.paths[index], pixel_range=self.pixel_range)
             return self.crop(image, epoch, index), self.labels[index]
         except DecodingError as error:
-            return problem(f"{self.paths[index]} cannot be decoded ({error})", error)
+            return type(error)(f"{self.paths[index]} cannot be decoded ({error})")

@@ -8,18 +8,21 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..ground.checks import check_choice
+from ..ground.checks import check_at_least_one, check_choice
 from ..ground.progress import terminal
-from ..images import Normalize, Passing, PixelRange, centre_crop, resize_bytes
+from ..images import DecodingError, Normalize, PixelRange, ReadingError, centre_crop, resize_bytes
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader, EpochOrder
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """ImageNet's mean and deviation for pixels from 0 to 255, as in all published networks."""
 
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""Of random crops: the share of the area, and width over height."""
+
 Item = tuple[int, int]
 """An epoch, and the number of an image."""
-Batch = tuple[Tensor, Tensor, list[str]]
+Batch = tuple[Tensor, Tensor, list[DecodingError]]
 """Images, labels, and the problems with others."""
 
 
@@ -61,9 +64,7 @@ class LargePicturesDataModule(LightningDataModule):
         batch_size: int = 256,
     ) -> None:
         super().__init__()
-        for name, value in (("image_size", image_size), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} (={value}) must be at least 1")
+        check_at_least_one(image_size=image_size, batch_size=batch_size)
         if resize < image_size:
             raise ValueError(f"resize (={resize}) must be at least image_size (={image_size})")
         if workers is not None and workers < 0:
@@ -100,12 +101,12 @@ class LargePicturesDataModule(LightningDataModule):
         del dataloader_idx
         images, labels, problems = batch
         for problem in problems:
-            if isinstance(problem, Passing):
-                raise BrokenPictureError(problem)
+            if isinstance(problem, ReadingError):
+                raise BrokenPictureError(str(problem))
             if self.broken == "fatal":
                 raise BrokenPictureError(f"{problem}; repair or remove it, or leave out such files by data.broken=skip")
-            if problem not in self.left_out:
-                self.left_out.append(problem)
+            if str(problem) not in self.left_out:
+                self.left_out.append(str(problem))
                 terminal().print(f"left out ({len(self.left_out)} so far): {problem}")
         if problems and not len(labels):
             raise BrokenPictureError(f"no image of a batch of {len(problems)} could be decoded: {problems[0]}")
@@ -129,23 +130,13 @@ class Box(NamedTuple):
 
 
 class Crop:
-    """Cuts an image to `(3, size, size)`.
-
-    Args:
-        size: side of the images.
-        resize: shorter side before the crop at the centre.
-        seed: seed of the crops, which are random by (seed, epoch, number); None crops at the centre.
-    """
+    """Cuts an image to `(3, size, size)`: at random by (seed, epoch, number), or without a seed at the centre."""
 
     def __init__(self, size: int, resize: int, seed: int | None) -> None:
         self.size, self.resize, self.seed = size, resize, seed
 
     def __call__(self, image: Tensor, epoch: int, number: int) -> Tensor:
-        """Crop the image `(3, H, W)` with this number.
-
-        Raises:
-            DecodingError: it is too long and narrow.
-        """
+        """Crop the image `(3, H, W)` with this number."""
         _, height, width = image.shape
         box = self.box(height, width, epoch, number)
         if box is None:
@@ -168,33 +159,27 @@ class Crop:
         return crop.flip(2) if box.is_mirrored else crop
 
 
-def random_box(
-    height: int,
-    width: int,
-    generator: torch.Generator,
-    area: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> Box:
+def random_box(height: int, width: int, generator: torch.Generator) -> Box:
     """Return a random part of an image, to be resized to a square and mirrored at random: Inception's crop."""
     # In four calls it took 3 times as long.
     drawn = torch.rand(23, generator=generator, dtype=torch.float32, device="cpu")
     *tries, y, x, mirror = drawn.tolist()
     for share, position in zip(tries[::2], tries[1::2], strict=True):
-        target = height * width * (area[0] + (area[1] - area[0]) * share)
-        aspect = ratio[0] * (ratio[1] / ratio[0]) ** position  # evenly in the logarithm
+        target = height * width * (AREA[0] + (AREA[1] - AREA[0]) * share)
+        aspect = RATIO[0] * (RATIO[1] / RATIO[0]) ** position  # evenly in the logarithm
         w, h = round((target * aspect) ** 0.5), round((target / aspect) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
             break
     else:  # the whole image, as far as the ratio allows, or the centre of it
-        w, h = min(width, round(height * ratio[1])), min(height, round(width / ratio[0]))
+        w, h = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
         return Box((height - h) // 2, (width - w) // 2, h, w, mirror < 0.5)
     return Box(int(y * (height - h + 1)), int(x * (width - w + 1)), h, w, mirror < 0.5)
 
 
-def collate(items: Sequence[tuple[Tensor, int] | str]) -> Batch:
+def collate(items: Sequence[tuple[Tensor, int] | DecodingError]) -> Batch:
     """Return images and labels as tensors, and the problems of the others."""
-    whole = [item for item in items if not isinstance(item, str)]
-    problems = [item for item in items if isinstance(item, str)]
+    whole = [item for item in items if not isinstance(item, DecodingError)]
+    problems = [item for item in items if isinstance(item, DecodingError)]
     pixels = [image.permute(1, 2, 0) for image, _ in whole]  # channels last, as crops are: to turn them is slow
     images = (torch.stack(pixels) if pixels else torch.empty(0, 1, 1, 3, dtype=torch.uint8)).permute(0, 3, 1, 2)
     return images, torch.tensor([label for _, label in whole], dtype=torch.long), problems
@@ -207,13 +192,7 @@ def one_thread(worker: int) -> None:
 
 
 class CroppingLoader(EpochLoader):
-    """Batches of images that `workers` processes read and crop (0: this process).
-
-    Args:
-        sampler: the order of an epoch.
-        pictures: gives an image and its label, or the problem with its file, for an `Item`.
-        workers: number of processes.
-    """
+    """Batches of images that `workers` processes read and crop (0: this process)."""
 
     def __init__(self, sampler: EpochOrder, pictures: Dataset[Any], workers: int) -> None:
         super().__init__(sampler)
@@ -239,9 +218,6 @@ class EpochBatches:
 
     def __init__(self, order: EpochOrder) -> None:
         self.order, self.start = order, 0
-
-    def __len__(self) -> int:
-        return len(self.order) - self.start
 
     def __iter__(self) -> Iterator[list[Item]]:
         for indices in self.order.parts(self.start):

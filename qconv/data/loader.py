@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from pytorch_lightning import Trainer
 from torch import Tensor
 
+from ..ground.checks import check_at_least_one
 from .augment import Augment, augmented
 
 T = TypeVar("T")
@@ -49,8 +49,7 @@ class EpochOrder:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size (={batch_size}) must be at least 1")
+        check_at_least_one(batch_size=batch_size)
         if size < world_size:
             raise ValueError(f"size (={size}) must be at least world_size (={world_size}): each process needs a sample")
         self.size, self.shuffle, self.mixed, self.seed = size, shuffle, mixed, seed
@@ -93,16 +92,8 @@ class EpochOrder:
         return self.parts()
 
 
-class InEpochs(Protocol):
-    """The attributes of a data module that an order needs."""
-
-    trainer: Trainer | None
-    batch_size: int
-    seed: int
-
-
-def epoch_order(data: InEpochs, size: int, split: str, *, shuffle: bool) -> EpochOrder:
-    """The order of the `size` samples of a split for the process of `data`.
+def epoch_order(data: Any, size: int, split: str, *, shuffle: bool) -> EpochOrder:
+    """The order of the `size` samples of a split for the process of the data module `data`.
 
     Where the trainer limits validation or test (`limit_val_batches`), their images are mixed, so that some of all
     classes are taken; of shards, only the order of the files is. To overfit some batches (`overfit_batches`) is to have
@@ -120,11 +111,7 @@ def epoch_order(data: InEpochs, size: int, split: str, *, shuffle: bool) -> Epoc
 
 
 def split_of(splits: Mapping[str, T], name: str) -> T:
-    """Return the split of this name.
-
-    Raises:
-        RuntimeError: there are no splits yet.
-    """
+    """Return the split of this name."""
     if not splits:
         raise RuntimeError(f"there are no {name} images yet: call setup('fit') first, as Lightning's Trainer does")
     return splits[name]
@@ -157,11 +144,7 @@ class EpochLoader(ABC):
         return {"batches": len(self), "pictures": self.sampler.size}
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through the epoch, or once through the rest of the one that was interrupted.
-
-        Raises:
-            ValueError: that epoch was cut into other batches.
-        """
+        """Go through the epoch, or once through the rest of the one that was interrupted."""
         self.given = 0
         if (resumed := self.resumed) is not None and resumed["epoch"] == self.sampler.epoch:
             self.given, self.resumed = resumed["batch"], None

@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
+from ..ground.checks import check_at_least_one
 from ..images import Normalize
 from .augment import Augment, RandomCrop, RandomFlip, check_augment, mean_and_std
 from .loader import TensorLoader, epoch_order, split_of
@@ -59,8 +60,7 @@ class PicturesDataModule(LightningDataModule):
         progressive_size: ProgressiveSize | None = None,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise ValueError(f"batch_size (={batch_size}) must be at least 1")
+        check_at_least_one(batch_size=batch_size)
         check_val_size(val_size)
         self.seed, self.batch_size = seed, batch_size
         self.augment = (RandomCrop(4), RandomFlip()) if augment is None else check_augment(augment)
@@ -78,7 +78,10 @@ class PicturesDataModule(LightningDataModule):
             return
         splits = self.read()
         if "val" not in splits:
-            splits["train"], splits["val"] = split(splits["train"], self.val_size, self.split_seed)
+            images, labels = splits["train"]
+            chosen = share_out(labels, self.val_size, self.split_seed)
+            splits["train"] = Pictures(images[~chosen], labels[~chosen])  # in their stored order, as those
+            splits["val"] = Pictures(images[chosen], labels[chosen])
         if self.normalize is None:
             self.normalize = Normalize(*mean_and_std(splits["train"].images))
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
@@ -122,20 +125,10 @@ def check_val_size(val_size: float) -> None:
         raise ValueError(f"val_size (={val_size}) must be a positive number, or a share below 1")
 
 
-def split(pictures: Pictures, size: float, seed: int) -> tuple[Pictures, Pictures]:
-    """Split off ``size`` of the images: return the others and those, both in their stored order."""
-    images, labels = pictures
-    chosen = share_out(labels, size, seed)
-    return Pictures(images[~chosen], labels[~chosen]), Pictures(images[chosen], labels[chosen])
-
-
 def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
     """A mask that is True for the ``size`` images used for validation (a share if it is a float), class by class.
 
     Each class keeps an image for training.
-
-    Raises:
-        ValueError: ``size`` leaves no image in one of the two, or none of some class for training.
     """
     count = len(labels)
     taken = round(size * count) if isinstance(size, float) else size
@@ -156,16 +149,7 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
 
 
 def _leave_one_of_each(chosen: Tensor, labels: Tensor, order: Tensor) -> bool:
-    """Exchange an image of each class that was chosen whole for one of a class that has more left.
-
-    Args:
-        chosen: the mask, which is changed.
-        labels: the classes.
-        order: the images class by class.
-
-    Returns:
-        whether there are enough of those.
-    """
+    """Exchange an image of each class chosen whole for one of a class with more left; return whether enough are."""
     _, places, counts = labels[order].unique(return_inverse=True, return_counts=True)
     firsts = order[counts.cumsum(0) - counts]  # of each class
     left = torch.zeros_like(counts).scatter_add_(0, places, (~chosen[order]).long())

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..ground.checks import check_choice, check_pixel_range
+from ..ground.checks import check_at_least_one, check_choice, check_pixel_range
 from ..ground.files import atomic_file
 from ..ground.progress import shown, terminal
 from ..images import DecodingError, PixelRange, ReadingError, decode, opened
@@ -64,11 +64,8 @@ def prepare_pictures(
         FileExistsError: ``folder`` holds something else, or lacks images that may not be left out.
         BrokenPictureError: a file that is no whole image, or a class without a whole training image.
     """
-    for name, value in (("size", size), ("pictures_per_file", pictures_per_file)):
-        if value < 1:
-            raise ValueError(f"{name} (={value}) must be at least 1")
-    if form not in SUFFIX:
-        raise ValueError(f"form (={form!r}) must be 'raw' or 'jpeg'")
+    check_at_least_one(size=size, pictures_per_file=pictures_per_file)
+    check_choice("form", form, *SUFFIX)
     if not 1 <= quality <= 100:
         raise ValueError(f"quality (={quality}) must be from 1 to 100")
     check_choice("broken", broken, "fatal", "skip")
@@ -88,11 +85,13 @@ def prepare_pictures(
         check_nothing_left_out(folder, prepared, tree, broken)
         return prepared
     encode = partial(picture_file, size=size, form=form, quality=quality, pixel_range=values)
-    parts = [
-        Part(f"{name}-{number:05d}.tar", number * pictures_per_file, files)
-        for name, all_files in tree.splits.items()
-        for number, files in enumerate(batched(mixed(all_files) if name == "train" else all_files, pictures_per_file))
-    ]
+    parts: list[Part] = []
+    for name, files in tree.splits.items():
+        if name == "train":  # without runs of one class
+            order = torch.randperm(len(files), generator=torch.Generator().manual_seed(SEED))
+            files = [files[number] for number in order.tolist()]
+        for number, first in enumerate(range(0, len(files), pictures_per_file)):
+            parts.append(Part(f"{name}-{number:05d}.tar", first, files[first : first + pictures_per_file]))
     total = sum(map(len, tree.splits.values()))
     with one_thread_each(), ThreadPoolExecutor(cores()) as pool:
         for part in shown(parts, f"preparing {folder}", total, lambda part: len(part.files)):
@@ -121,11 +120,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 def begin(folder: Path, settings: dict[str, Any]) -> None:
-    """Write the settings into a new folder, or compare them with those of one that was begun.
-
-    Raises:
-        FileExistsError: the folder holds something else.
-    """
+    """Write the settings into a new folder, or compare them with those of one that was begun."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS
     if not path.is_file():
@@ -164,17 +159,6 @@ def check_nothing_left_out(folder: Path, prepared: Prepared, tree: Tree, broken:
         )
 
 
-def mixed(files: Files) -> Files:
-    """Return the files in an order without runs of one class."""
-    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(SEED))
-    return [files[number] for number in order.tolist()]
-
-
-def batched(files: Files, most: int) -> Iterator[Files]:
-    """Cut the files into parts."""
-    return (files[start : start + most] for start in range(0, len(files), most))
-
-
 class Part(NamedTuple):
     """What one tar file holds: its name, the number of its first image in the split, and the images' files."""
 
@@ -185,11 +169,7 @@ class Part(NamedTuple):
     def pictures(
         self, pool: ThreadPoolExecutor, encode: Callable[[Path], bytes], broken: Broken
     ) -> Iterator[tuple[str, bytes, int]]:
-        """Key, bytes and class of each image, made by the pool.
-
-        Raises:
-            BrokenPictureError: a file is no whole image, and none may be left out; or it can't be read now.
-        """
+        """Key, bytes and class of each image, made by the pool."""
 
         def one(path: Path) -> bytes | DecodingError:
             try:
@@ -211,11 +191,7 @@ class Part(NamedTuple):
 
 
 def picture_file(path: Path, size: int, form: Form, quality: int, pixel_range: PixelRange | None = None) -> bytes:
-    """The bytes of a PPM or JPEG file of an image whose shorter side is at most ``size``.
-
-    Raises:
-        DecodingError: it is not a complete image.
-    """
+    """The bytes of a PPM or JPEG file of an image whose shorter side is at most ``size``."""
     image = decode(path, pixel_range=pixel_range)
     is_small = min(image.shape[1:]) <= size
     if form == "raw":

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_choice, check_pixel_range
-from ..images import DecodingError, decode, problem
-from .large import Batch, Crop, LargePicturesDataModule
+from ..images import DecodingError, decode
+from .large import Batch, Crop, LargePicturesDataModule, collate
 from .loader import EpochLoader, EpochOrder, ahead, epoch_order, split_of
 from .on_device import decode_on, decodes
 from .pictures import share_out
@@ -87,12 +87,10 @@ class PreparedDataModule(LargePicturesDataModule):
         """The images of the split."""
         stored, chosen = split_of(self.splits, name)
         pictures = PreparedPictures(self.root, stored, chosen, self.crop(train=train))
-        make = pictures.encoded if self._is_decoded_later() else pictures.batch
+        # Elsewhere, as when a run is evaluated on a CPU, the threads decode.
+        is_later = self.decode == "device" and self.trainer is not None and decodes(self.trainer.strategy.root_device)
+        make = pictures.encoded if is_later else pictures.batch
         return ThreadedLoader(epoch_order(self, len(chosen), name, shuffle=train), make, self.workers)
-
-    def _is_decoded_later(self) -> bool:
-        """Whether there is a device that decodes: elsewhere, as when a run is evaluated on a CPU, the threads do."""
-        return self.decode == "device" and self.trainer is not None and decodes(self.trainer.strategy.root_device)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
         """Decode the images on the device if they are not yet; report those that are left out, or end the run."""
@@ -102,20 +100,11 @@ class PreparedDataModule(LargePicturesDataModule):
 
 
 class Encoded(NamedTuple):
-    """A batch of images that are not decoded yet.
-
-    Attributes:
-        files: what was read of each image, or what is wrong with it.
-        places: where it was read.
-        labels: their classes.
-        numbers: their numbers in the split.
-        epoch: the epoch.
-        crop: crops them.
-    """
+    """A batch of images that are not decoded yet."""
 
     files: list[bytes | DecodingError]
     places: list[str]
-    labels: Tensor
+    labels: list[int]
     numbers: list[int]
     epoch: int
     crop: Crop
@@ -123,22 +112,16 @@ class Encoded(NamedTuple):
     def decoded(self, device: torch.device) -> Batch:
         """Return the images on the device, as `PreparedPictures.batch` does."""
         decoded = iter(decode_on(device, [file for file in self.files if isinstance(file, bytes)]))
-        images: list[Tensor] = []
-        whole: list[int] = []
-        problems: list[str] = []
-        for position, (file, place, number) in enumerate(zip(self.files, self.places, self.numbers, strict=True)):
+        items: list[tuple[Tensor, int] | DecodingError] = []
+        for file, place, label, number in zip(self.files, self.places, self.labels, self.numbers, strict=True):
             image = next(decoded) if isinstance(file, bytes) else file
             try:
                 if isinstance(image, DecodingError):
                     raise image
-                images.append(self.crop(image, self.epoch, number))
+                items.append((self.crop(image, self.epoch, number), label))
             except DecodingError as error:
-                problems.append(_damaged(place, error))
-            else:
-                whole.append(position)
-        size = self.crop.size
-        batch = torch.stack(images) if images else torch.empty(0, 3, size, size, dtype=torch.uint8, device=device)
-        return batch.contiguous(memory_format=torch.channels_last), self.labels[whole], problems
+                items.append(_damaged(place, error))
+        return collate(items)
 
 
 class ThreadedLoader(EpochLoader):
@@ -165,14 +148,7 @@ class ThreadedLoader(EpochLoader):
 
 
 class PreparedPictures:
-    """Stored and cropped images.
-
-    Args:
-        folder: where the files are.
-        stored: the images of a split.
-        chosen: which of them, in order.
-        crop: crops them.
-    """
+    """Stored and cropped images."""
 
     def __init__(self, folder: Path, stored: Stored, chosen: Tensor, crop: Crop) -> None:
         self.stored, self.chosen, self.crop = stored, chosen, crop
@@ -188,7 +164,7 @@ class PreparedPictures:
             *(field[indices] for field in (stored.file, stored.offset, stored.length, stored.shape)),
         )
         whole: list[int] = []
-        problems: list[str] = []
+        problems: list[DecodingError] = []
         rows = zip(*(field.tolist() for field in fields), strict=True)
         for position, (number, file, offset, length, shape) in enumerate(rows):
             try:
@@ -214,7 +190,7 @@ class PreparedPictures:
                 files.append(error)
             else:
                 files.append(content.numpy().tobytes())
-        return Encoded(files, places, stored.labels[indices], numbers.tolist(), epoch, self.crop)
+        return Encoded(files, places, stored.labels[indices].tolist(), numbers.tolist(), epoch, self.crop)
 
     def _place(self, file: int, offset: int) -> str:
         return f"{self.paths[file]}: the image at byte {offset}"
@@ -231,17 +207,14 @@ class PreparedPictures:
         return self.crop(pixels, epoch, number) if box is None else self.crop.cut(pixels, box)
 
 
-def _damaged(place: str, error: DecodingError) -> str:
-    return problem(f"{place} is damaged ({error})", error)
+def _damaged(place: str, error: DecodingError) -> DecodingError:
+    return type(error)(f"{place} is damaged ({error})")
 
 
 def _read(path: Path, offset: int, content: Tensor) -> Tensor:
     """Fill the bytes from a place in a file.
 
     Not mapped: a file that is cut off meanwhile would kill the process, and a copy costs less than the crop.
-
-    Raises:
-        DecodingError: the file is shorter than it was.
     """
     with path.open("rb", buffering=0) as file:
         file.seek(offset)

@@ -45,13 +45,7 @@ class Stored(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A folder of prepared images.
-
-    Attributes:
-        settings: what `qconv data prepare` was told; `size` is the shorter side.
-        classes: the names.
-        splits: the images of each split.
-    """
+    """A folder of prepared images."""
 
     settings: dict[str, Any]
     classes: list[str]
@@ -75,11 +69,7 @@ def ppm(pixels: Tensor) -> bytes:
 
 
 def index(folder: Path, files: Sequence[str]) -> Stored:
-    """Read where the images of some tar files lie.
-
-    Raises:
-        ShardError: a file is damaged.
-    """
+    """Read where the images of some tar files lie."""
     labels: list[int] = []
     places: list[tuple[int, int, int, int, int]] = []
     for number, name in enumerate(files):
@@ -121,13 +111,7 @@ def write_index(folder: Path, prepared: Prepared) -> None:
 
 
 def read_index(folder: Path) -> Prepared:
-    """Read the index, and look whether the files are those that it names.
-
-    Raises:
-        FileNotFoundError: the folder has no index.
-        DamagedFileError: the index can't be read.
-        ShardError: a file is missing, or has another size than it had.
-    """
+    """Read the index, and look whether the files are those that it names."""
     path = folder / INDEX
     if not path.is_file():
         what = "is not finished: run the command again" if folder.is_dir() else "there is no such folder"

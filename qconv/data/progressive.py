@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ground.checks import check_numbers, check_whole
+from ..ground.checks import check_at_least_one, check_numbers
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ProgressiveSize:
 
     def __post_init__(self) -> None:
         check_numbers(start=self.start, grow_from=self.grow_from, full_from=self.full_from)
-        check_whole("multiple", self.multiple)
+        check_at_least_one(multiple=self.multiple)
         if not 0 < self.start <= 1:
             raise ValueError(f"start (={self.start}) must be a share of the side, above 0 and at most 1")
         if not 0 <= self.grow_from <= self.full_from <= 1:
@@ -45,8 +45,6 @@ class ProgressiveSize:
                 f"grow_from (={self.grow_from}) and full_from (={self.full_from}) must be shares of the training from "
                 "0 to 1, in this order"
             )
-        if self.multiple < 1:
-            raise ValueError(f"multiple (={self.multiple}) must be at least 1 pixel")
 
     def side(self, full: int, progress: float) -> int:
         """The pixels of a side that has ``full`` of them in the end.

@@ -79,7 +79,8 @@ def read_index(urls: Sequence[str], path: str | None) -> dict[str, Shard]:
         raise ShardError(f"index {file}: must be a file, not a folder")
     if file.is_file():
         try:
-            known = {url: Shard(url, int(n), int(largest), str(then)) for url, (n, largest, then) in read_json(file)}
+            entries = json.loads(file.read_text()).items()
+            known = {url: Shard(url, int(n), int(largest), str(then)) for url, (n, largest, then) in entries}
         except (ValueError, TypeError, AttributeError) as error:
             raise ShardError(f"index {file}: not written by qconv, or damaged: remove it") from error
     missing = [url for url in urls if url not in known or known[url].state != state(url)]
@@ -89,11 +90,6 @@ def read_index(urls: Sequence[str], path: str | None) -> dict[str, Shard]:
         with atomic_file(file) as out:
             out.write(json.dumps({url: shard[1:] for url, shard in known.items()}).encode())
     return {url: known[url] for url in urls}
-
-
-def read_json(file: Path) -> Iterable[tuple[str, Any]]:
-    """Return the entries of an index file."""
-    return json.loads(file.read_text()).items()
 
 
 def state(url: str) -> str:

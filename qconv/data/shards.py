@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..ground.checks import check_pixel_range
-from ..images import DecodingError, PixelRange, decode, problem
-from .large import Crop, LargePicturesDataModule, collate, one_thread
+from ..images import DecodingError, PixelRange, decode
+from .large import Batch, Crop, LargePicturesDataModule, collate, one_thread
 from .loader import EpochLoader, EpochOrder, epoch_order
 from .pictures import check_val_size
 from .shard_index import Shard, ShardError, expand, label, picture, read_index, read_shard
@@ -140,14 +140,7 @@ class ShardStream(IterableDataset[Any]):
 
     The epoch's sequence is that of all images of all shards, in a new order of the shards. Rank r reads the r-th of
     its `world_size` parts. Batch s comes from lane s modulo `LANES`, which reads a part of that part through a mixing
-    buffer.
-
-    Args:
-        shards: the shards to read.
-        order: the order of the epoch: seed, epoch, rank and number of steps.
-        crop: crops an image.
-        buffer: images in the buffers of all lanes.
-        pixel_range: as for `ImageFolderDataModule`.
+    buffer; the buffers of all lanes have `buffer` images.
     """
 
     def __init__(
@@ -162,7 +155,7 @@ class ShardStream(IterableDataset[Any]):
         self.pixel_range = pixel_range
         self.start = 0
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
+    def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         lanes: dict[int, Iterator[tuple[int, dict[str, Any]]]] = {}
@@ -214,10 +207,10 @@ class ShardStream(IterableDataset[Any]):
                 )
             first = 0
 
-    def _item(self, number: int, sample: dict[str, Any]) -> tuple[Tensor, int] | str:
+    def _item(self, number: int, sample: dict[str, Any]) -> tuple[Tensor, int] | DecodingError:
         name = f"{sample['__url__']}: {sample['__key__']}"
         try:
             image = decode(picture(sample) or b"", pixel_range=self.pixel_range)
             return self.crop(image, self.order.epoch, number), label(sample)
         except DecodingError as error:
-            return problem(f"{name} cannot be decoded ({error})", error)
+            return type(error)(f"{name} cannot be decoded ({error})")

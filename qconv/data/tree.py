@@ -25,13 +25,7 @@ SplitBy = Literal["name", "number"]
 
 
 class Tree(NamedTuple):
-    """A folder of images.
-
-    Attributes:
-        classes: their names.
-        splits: the files of each split with their class.
-        told: lines about what was done: images split, other files left out.
-    """
+    """A folder of images."""
 
     classes: list[str]
     splits: dict[str, Files]
@@ -56,9 +50,6 @@ def scan(
         seed: chooses these images.
         split_by: what else does, their names or their numbers in the folder.
         called: the name of ``root`` in messages.
-
-    Raises:
-        FileNotFoundError, ValueError: as for `ImageFolderDataModule`.
     """
     if not root.is_dir():
         raise FileNotFoundError(f"{called} (={root}): there is no such folder")
@@ -124,7 +115,9 @@ def _without_splits(
     splits: dict[str, Files] = {"train": [], "test": []}
     for label, name in enumerate(classes):
         if split_by == "name":
-            places = [_drawn(seed, name, path.name) for path in files[name]]
+            # By hashes of the names, so that no place depends on the other files.
+            keys = [_bytes(f"{seed} {name}/{path.name}") for path in files[name]]
+            places = [hashlib.blake2b(key, digest_size=16).digest() for key in keys]
             order = sorted(range(len(places)), key=places.__getitem__)
         else:
             order = torch.randperm(len(files[name]), generator=generator).tolist()
@@ -143,11 +136,6 @@ def _without_splits(
     for words in no_class([name for name in files if name not in classes]):
         told += f"; {words}"
     return Tree(classes, splits, (told, *left_out(class_folders, [root])))
-
-
-def _drawn(seed: int, label: str, name: str) -> bytes:
-    """Return a place in a random order that does not depend on the other files."""
-    return hashlib.blake2b(_bytes(f"{seed} {label}/{name}"), digest_size=16).digest()
 
 
 def _bytes(text: str) -> bytes:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
@@ -36,15 +36,6 @@ class DecodingError(ValueError):
 
 class ReadingError(DecodingError):
     """A file that could not be read now, though it may be an image."""
-
-
-class Passing(str):
-    """What is said of an image that could not be read now."""
-
-
-def problem(text: str, error: DecodingError) -> str:
-    """Return what is said of an image, `Passing` after a `ReadingError`."""
-    return Passing(text) if isinstance(error, ReadingError) else text
 
 
 UNREADABLE = (
@@ -190,11 +181,7 @@ def decode(file: str | os.PathLike[str] | bytes, channels: int = 3, pixel_range:
 
 
 def decode_jpegs(files: Sequence[bytes], device: torch.device | str = "cpu") -> list[Tensor]:
-    """Decode JPEG files as RGB by torchvision, on the CPU or a GPU of NVIDIA; they are not turned.
-
-    Raises:
-        RuntimeError: one is damaged, or of a kind that the decoder does not read.
-    """
+    """Decode JPEG files as RGB by torchvision, on the CPU or a GPU of NVIDIA; they are not turned."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     _ignore_deprecation()
@@ -234,11 +221,7 @@ def resize_bytes(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
-    """Resize the image so that its shorter side is ``resize``, and crop it at the centre.
-
-    Raises:
-        DecodingError: it is so long and narrow that it would exceed `MAX_RESIZED` pixels.
-    """
+    """Resize the image so that its shorter side is ``resize``, and crop it at the centre."""
     from torchvision.transforms.v2.functional import center_crop, resize as resized
 
     height, width = image.shape[1:]
@@ -254,11 +237,7 @@ def read_picture(
     resize: bool,
     pixel_range: PixelRange | None = None,
 ) -> Tensor:
-    """Decode the image as uint8, `(channels, *size)`; with ``resize``, resized to cover ``size`` and cropped.
-
-    Raises:
-        DecodingError: as for `decode`, or it has another size and ``resize`` is false.
-    """
+    """Decode the image as uint8, `(channels, *size)`; with ``resize``, resized to cover ``size`` and cropped."""
     mode = "RGB" if channels == 3 else "L"
     with opened(file) as picture:
         height, width = size_of(picture)
@@ -279,20 +258,9 @@ def _pixels(file: ImageFile, mode: str, pixel_range: PixelRange | None, size: tu
     if turn is not None:
         picture = picture.transpose(turn)
     if size is not None and (picture.height, picture.width) != size:
-        picture = cover(picture, size)
+        picture = ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(picture))
     return pixels.view(picture.height, picture.width, -1).permute(2, 0, 1)
-
-
-def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resize the image to cover (height, width), and crop it at the centre."""
-    height, width = size
-    scale = max(height / picture.height, width / picture.width)
-    box_height, box_width = height / scale, width / scale
-    # The quotients may exceed the image by a rounding error, which PIL refuses.
-    left, top = max((picture.width - box_width) / 2, 0.0), max((picture.height - box_height) / 2, 0.0)
-    box = left, top, min(left + box_width, picture.width), min(top + box_height, picture.height)
-    return picture.resize((width, height), Image.Resampling.BILINEAR, box)
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,7 @@ UNSIGNED, SIGNED, ZERO_IS_WHITE = 1, 2, 0
 
 
 def in_8_bits(picture: ImageFile, pixel_range: PixelRange | None) -> Image.Image:
-    """Load the image, in 8 bits: grey if it has more or a sign, else as it is.
-
-    Raises:
-        ValueError: nothing says which values are black and white, or too few grey levels would be left.
-    """
+    """Load the image, in 8 bits: grey if it has more or a sign, else as it is."""
     has_16_bits = ";16" in str(picture.tile)  # also of colours, of which PIL keeps the upper 8
     white = stated_white(picture)
     picture.load()

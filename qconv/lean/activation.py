@@ -28,10 +28,12 @@ class _Clamped(nn.Module):
 
     float_type: type[nn.Module]
     inplace: bool
+    min_val: float
+    max_val: float
 
     def ends(self) -> tuple[float, float | None]:
         """The two ends between which the gradient passes."""
-        raise NotImplementedError
+        return float(self.min_val), float(self.max_val)
 
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, fx.Proxy):
@@ -60,17 +62,11 @@ class LeanHardtanh(_Clamped, nn.Hardtanh):
 
     float_type = nn.Hardtanh
 
-    def ends(self) -> tuple[float, float | None]:
-        return float(self.min_val), float(self.max_val)
-
 
 class LeanReLU6(_Clamped, nn.ReLU6):
     """`torch.nn.ReLU6` of a lean model."""
 
     float_type = nn.ReLU6
-
-    def ends(self) -> tuple[float, float | None]:
-        return float(self.min_val), float(self.max_val)
 
 
 class _Clamp(torch.autograd.Function):

@@ -19,11 +19,7 @@ _REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
 class _Images:
-    """Hook that makes images channels_last before recorded forwards.
-
-    Args:
-        takes: whether the model accepts them; None until a recorded forward shows it.
-    """
+    """Hook that makes images channels_last before recorded forwards."""
 
     def __init__(self, takes: bool | None = None) -> None:
         self.takes = takes

@@ -28,7 +28,10 @@ def why_float(module: nn.Module, input: Any, output: Any) -> str:
     if not isinstance(input, Tensor) or not isinstance(output, Tensor):
         return ""
     if not is_lean(module):
-        return _of_other(module)
+        if is_subclass(module):
+            return "a subclass"
+        is_float = isinstance(module, (nn.Linear, _ConvNd)) or next(module.children(), None) is not None
+        return "" if is_float else "no lean form"
     node: Any = output.grad_fn
     if isinstance(module, QuantizedLayer):
         keeping = getattr(node, "keeping", None)
@@ -42,13 +45,6 @@ def why_float(module: nn.Module, input: Any, output: Any) -> str:
     if isinstance(module, Rebuilt):
         return "in place" if module.inplace else _unless_restored(node, input)
     return "returns indices" if getattr(module, "return_indices", False) else ""
-
-
-def _of_other(module: nn.Module) -> str:
-    if is_subclass(module):
-        return "a subclass"
-    is_float = isinstance(module, (nn.Linear, _ConvNd)) or next(module.children(), None) is not None
-    return "" if is_float else "no lean form"
 
 
 def _unless_restored(node: Any, input: Tensor) -> str:

@@ -8,16 +8,13 @@ Published low-bit versions leave the first convolution and the last linear layer
 ``downsample="B"`` the 1×1 convolutions of the shortcuts are quantized unless ``skip`` has ``".*downsample.*"``.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ground.checks import check_at_least_one, check_widths
+from ..ground.checks import check_at_least_one, check_choice, check_widths
 from .activations import Activation, build_activation
-
-SHORTCUTS = ("normal", "per_conv")
-DOWNSAMPLES = ("A", "avgpool", "B")
 
 Shortcut = Literal["normal", "per_conv"]
 Downsample = Literal["A", "avgpool", "B"]
@@ -61,8 +58,7 @@ def make_downsample(kind: str, in_channels: int, out_channels: int, stride: int)
     Raises:
         ValueError: `kind` is none of the three, or it has no parameters and there are fewer channels out than in.
     """
-    if kind not in DOWNSAMPLES:
-        raise ValueError(f"downsample (={kind!r}) must be one of {', '.join(map(repr, DOWNSAMPLES))}")
+    check_choice("downsample", kind, *get_args(Downsample))
     if (in_channels, stride) == (out_channels, 1):
         return nn.Identity()
     if kind == "B":
@@ -132,8 +128,7 @@ class ResNet(nn.Module):
         super().__init__()
         check_at_least_one(in_channels=in_channels, num_classes=num_classes)
         check_widths(widths, blocks)
-        if shortcut not in SHORTCUTS:
-            raise ValueError(f"shortcut (={shortcut!r}) must be one of {', '.join(map(repr, SHORTCUTS))}")
+        check_choice("shortcut", shortcut, *get_args(Shortcut))
         self.conv1 = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.act1 = build_activation(activation, widths[0])

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from ..ground.checks import check_at_least_one
+
 
 class Block(nn.Module):
     """3×3 convolution, pooling, batch norm, shortcut, Hardtanh.
@@ -30,8 +32,7 @@ class SmallCNN(nn.Module):
 
     def __init__(self, in_channels: int, num_classes: int, *, width: int) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width (={width}) must be at least 1")
+        check_at_least_one(width=width)
         self.blocks = nn.Sequential(
             Block(in_channels, width, pool=False),
             Block(width, width, pool=False),

@@ -88,7 +88,10 @@ class Bop(Optimizer):
         super().add_param_group(group)
         added: list[Tensor] = self.param_groups[-1]["params"]
         for parameter in added:
-            _check_dtype(parameter, binary)
+            if binary and parameter.dtype not in (torch.float32, torch.float64):
+                raise TypeError(f"binary weights must be float32 or float64, not {parameter.dtype}")
+            if parameter.is_complex():
+                raise TypeError(f"parameters must be real, not {parameter.dtype}")
         for parameter in added if binary else ():
             parameter.copy_(sign(parameter))
 
@@ -160,10 +163,3 @@ def _check(options: Options) -> None:
         raise ValueError(f"gamma (={options['gamma']}) must be at most 1")
     if options["binary"] and options["lr"] > 1:
         raise ValueError(f"lr (={options['lr']}), the gamma of a binary group, must be at most 1")
-
-
-def _check_dtype(parameter: Tensor, binary: bool) -> None:
-    if binary and parameter.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"binary weights must be float32 or float64, not {parameter.dtype}")
-    if parameter.is_complex():
-        raise TypeError(f"parameters must be real, not {parameter.dtype}")

@@ -53,8 +53,7 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
             - ``"quantizers"``: the learned tensors of quantizers; ``"input_quantizers"``, ``"weight_quantizers"`` and
               ``"grad_quantizers"``: those that a quantized layer has in this role;
             - ``"norms"``: weights and biases of normalizations: torch's, and vectors of others with "norm" in the
-              name of their class; ``"biases"``: parameters named ``bias``, including
-              including normalizations, but not quantizers;
+              name of their class; ``"biases"``: parameters named ``bias``, also of normalizations, not of quantizers;
             - any other text: a regular expression that matches the parameter's whole name;
             - a function of name and parameter that says whether it matches.
 

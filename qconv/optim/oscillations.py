@@ -56,21 +56,20 @@ class Oscillations(StepRule):
         self, freeze: Schedule | None = None, momentum: float = 0.001, max_bits: int = 4, start: float = 0.25
     ) -> None:
         is_pair = isinstance(freeze, Sequence) and not isinstance(freeze, str)
-        threshold: Any = tuple(cast(Any, freeze)) if is_pair else freeze
-        if is_pair and len(threshold) != 2:
+        ends: tuple[Any, ...] = tuple(cast(Any, freeze)) if is_pair else (freeze,)
+        if is_pair and len(ends) != 2:
             raise ValueError(f"freeze (={freeze}) must be a number, a pair of numbers or None")
-        for end in threshold if is_pair else (threshold,):
+        for end in ends:
             check_numbers(freeze=end)
             if end is not None and not 0 <= end <= 1:
                 raise ValueError(f"freeze (={freeze}) must be from 0 to 1")
-        check_numbers(momentum=momentum)
+        check_numbers(momentum=momentum, start=start)
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum (={momentum}) must be above 0 and at most 1")
         check_bits("max_bits", max_bits)
-        check_numbers(start=start)
         if not 0 <= start < 1:
             raise ValueError(f"start (={start}) must be at least 0 and below 1")
-        self.freeze: Schedule | None = threshold
+        self.freeze: Schedule | None = (ends[0], ends[1]) if is_pair else freeze
         self.momentum, self.max_bits, self.start = momentum, max_bits, start
 
     def wants(self, layer: QuantizedLayer) -> bool:

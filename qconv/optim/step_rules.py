@@ -36,11 +36,6 @@ class StepRule:
     schedules: ClassVar[tuple[str, ...]] = ()
     """The options that may be a pair: their values at the start and at the end of training, see `at`."""
 
-    @property
-    def counter(self) -> str:
-        """Return the name of a weight's step count in the optimizer's state."""
-        return f"{type(self).__name__}_steps"
-
     def wants(self, layer: QuantizedLayer) -> bool:
         """Whether the rule applies to this layer."""
         raise NotImplementedError
@@ -145,7 +140,7 @@ class Attached:
         self, rule: StepRule, layers: list[QuantizedLayer], optimizer: Optimizer, total_steps: int | None
     ) -> None:
         self.rule, self.layers, self.total_steps = rule, layers, total_steps
-        self.steps = rule.counter
+        self.steps = f"{type(rule).__name__}_steps"  # the name of a weight's step count in the optimizer's state
         self.handles = (
             optimizer.register_step_pre_hook(self.before),
             optimizer.register_step_post_hook(self.after),

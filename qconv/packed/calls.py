@@ -27,11 +27,7 @@ DEPTH = 8
 
 
 def quantizer_call(part: Part) -> Node:
-    """Return the call that makes a quantizer equivalent to `part`, with all arguments except surrogates.
-
-    Raises:
-        ValueError: it is not one of qconv's.
-    """
+    """Return the call that makes a quantizer equivalent to `part`, with all arguments except surrogates."""
     names = {kind: name for name, kind in _quantizer_classes().items()}
     if type(part) not in names:
         raise ValueError(f"{type(part).__name__} is not one of qconv's quantizers: it can't be packed")
@@ -44,21 +40,16 @@ def quantizer_call(part: Part) -> Node:
 
 
 def build_quantizer(node: Mapping[str, Any]) -> Any:
-    """Make the quantizer of a call.
-
-    Raises:
-        ValueError: the call is not of a quantizer of qconv, or has wrong arguments.
-    """
+    """Make the quantizer of a call."""
     return _build(node, _quantizer_classes())
 
 
 def build_network(node: Mapping[str, Any]) -> nn.Module:
-    """Build the float network of a call to a function of `qconv.models`, with activations of torch or qconv.
-
-    Raises:
-        ValueError: the call is not of a network of qconv, or has wrong arguments.
-    """
-    return _build(node, _networks(), _activations())
+    """Build the float network of a call to a function of `qconv.models`, with activations of torch or qconv."""
+    networks = {f"qconv.models.{name}": made for name, made in vars(models).items() if inspect.isfunction(made)}
+    own = {f"qconv.models.{kind.__name__}": kind for kind in (models.LearnedBias, models.Maxout, models.RPReLU)}
+    torchs = {f"{module}.{name}": getattr(nn, name) for name in ELEMENTWISE for module in TORCH}
+    return _build(node, networks, {**torchs, **own})
 
 
 @cache
@@ -70,16 +61,6 @@ def _quantizer_classes() -> dict[str, Callable[..., Any]]:
         for name, value in named.items()
         if isinstance(value, type) and issubclass(value, quantizers.Quantizer) and value not in abstract
     }
-
-
-def _networks() -> dict[str, Callable[..., Any]]:
-    return {f"qconv.models.{name}": function for name, function in vars(models).items() if inspect.isfunction(function)}
-
-
-def _activations() -> dict[str, Callable[..., Any]]:
-    own = {f"qconv.models.{kind.__name__}": kind for kind in (models.LearnedBias, models.Maxout, models.RPReLU)}
-    torchs = {f"{module}.{name}": getattr(nn, name) for name in ELEMENTWISE for module in TORCH}
-    return {**torchs, **own}
 
 
 def _build(

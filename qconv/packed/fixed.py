@@ -19,14 +19,7 @@ def smallest(numbers: Tensor) -> Tensor:
 
 
 class FixedCodes(Quantizer):
-    """``w_q = codes.dequantize()``, for any float weight; nothing in it is trained.
-
-    Args:
-        bits: information per element.
-
-    Attributes:
-        values: the codes, in the smallest integer dtype that holds them.
-    """
+    """``w_q = codes.dequantize()``, for any float weight; nothing in it is trained."""
 
     roles = ("weight",)
     replaces_weight = True

@@ -34,11 +34,7 @@ KNOWN = CLASSES + DEFORMABLE + layers.OF_TIMM
 
 
 def layer_class(name: str) -> type[QuantizedLayer]:
-    """Return the class of `qconv.layers` with this name.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the class of `qconv.layers` with this name."""
     if name not in KNOWN:
         raise ValueError(f"type (={name!r}) must be one of {', '.join(KNOWN)}")
     try:
@@ -48,11 +44,7 @@ def layer_class(name: str) -> type[QuantizedLayer]:
 
 
 def class_name(layer: QuantizedLayer) -> str:
-    """Return the name of the class that loads the layer: the quantized form of its float twin.
-
-    Raises:
-        ValueError: its class is not one of qconv's, so its forward may differ.
-    """
+    """Return the name of the class that loads the layer: the quantized form of its float twin."""
     if type(layer).__module__.startswith(f"{layers.__name__}."):
         names = CLASSES + (DEFORMABLE if "Deform" in layer.float_type.__name__ else ())
         names += layers.OF_TIMM if layer.float_type.__module__.startswith("timm.") else ()
@@ -98,10 +90,6 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         name: the name of the layer in the model.
         layer: the layer to store.
         strict: whether to raise unless it can be stored now; else only its size as a storable layer is wanted.
-
-    Raises:
-        ValueError: the layer can't be shipped (`check_shippable`); its input quantizer is not one of qconv's; codes do
-            not reproduce its quantized weight.
     """
     input = layer.input_quantizer.at_work
     if strict:
@@ -127,16 +115,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
 
 
 def check_shippable(name: str, layer: QuantizedLayer) -> None:
-    """Raise unless the layer already computes as it will after training.
-
-    Args:
-        name: the name of the layer in the model.
-        layer: the layer.
-
-    Raises:
-        ValueError: a quantizer still waits for data or is not final; the layer is not of a class of qconv, its weight
-            is computed.
-    """
+    """Raise unless the layer already computes as it will after training."""
     where = name_of(layer, name)
     if has_own_forward(layer):
         raise ValueError(
@@ -190,11 +169,7 @@ def check_quantizers(what: str, quantizers: Mapping[str, Quantizer], remedy: str
 
 
 def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLayer:
-    """Turn the float layer `layer`, in place, into the described one, with the tensors that it has.
-
-    Raises:
-        ValueError: the layer differs from the stored one.
-    """
+    """Turn the float layer `layer`, in place, into the described one, with the tensors that it has."""
     kind = layer_class(described.type)
     if type(layer) is not kind.float_type:
         stored, here = kind.float_type.__name__, type(layer).__name__
@@ -223,11 +198,7 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
 
 
 def restore_activation(module: nn.Module, choice: str) -> None:
-    """Replace an activation of the float network as `qconv.convert` did before signs.
-
-    Raises:
-        ValueError: it is not an activation, or is replaced already.
-    """
+    """Replace an activation of the float network as `qconv.convert` did before signs."""
     if is_one_signed(module):
         replace_(module, choice)
     else:

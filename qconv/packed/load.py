@@ -62,11 +62,7 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) ->
 def load_for_pictures(
     path: str | os.PathLike[str], model: nn.Module | None = None
 ) -> tuple[nn.Module, Header, Pictures]:
-    """Return the model of a file that describes its input, and the header.
-
-    Raises:
-        PackedFileError: as for `load_packed`, or a file without this description.
-    """
+    """Return the model of a file that describes its input, and the header."""
     model, header = _load(path, model)
     if header.pictures is None:
         raise PackedFileError(

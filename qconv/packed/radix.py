@@ -31,11 +31,7 @@ def packed_length(count: int, radix: int) -> int:
 
 
 def pack(numbers: Tensor, radix: int) -> Tensor:
-    """Pack whole numbers from 0 to ``radix − 1``, in their order, into bytes (uint8, one dimension).
-
-    Raises:
-        ValueError: a number out of range, or a radix that is neither 3 nor a power of two from 2 to 2^16.
-    """
+    """Pack whole numbers from 0 to ``radix − 1``, in their order, into bytes (uint8, one dimension)."""
     _check_radix(radix)
     flat = numbers.detach().cpu().flatten()
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < radix:
@@ -44,11 +40,7 @@ def pack(numbers: Tensor, radix: int) -> Tensor:
 
 
 def unpack(data: Tensor, count: int, radix: int) -> Tensor:
-    """The inverse of `pack`: `count` numbers as int16, or as int32 if int16 is too small.
-
-    Raises:
-        ValueError: too few or too many bytes, leftover bits that are not 0, or a byte that five trits can't produce.
-    """
+    """The inverse of `pack`: `count` numbers as int16, or as int32 if int16 is too small."""
     _check_radix(radix)
     if data.dtype != torch.uint8 or data.ndim != 1 or data.numel() != packed_length(count, radix):
         raise ValueError(

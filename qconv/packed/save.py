@@ -85,7 +85,11 @@ def save_packed(
         raise TypeError(f"example ({type(example).__name__}) must be a tensor, a batch of inputs")
     if isinstance(classes, str):
         raise TypeError(f"classes (={classes!r}) must be a list of names")
-    _check_not_frozen(model)
+    if (frozen := frozen_part(model)) is not None:
+        raise TypeError(
+            f"model: {frozen} is frozen: pack the trained model that it was made from; qconv.freeze accepts a "
+            "loaded model"
+        )
     _warn_of_hooks(model)
     described, entries = describe_model(model)
     described = described.model_copy(update=_checked_extras(network, pictures, classes))
@@ -133,14 +137,6 @@ def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None)
             stacklevel=3,
         )
     return shape
-
-
-def _check_not_frozen(model: nn.Module) -> None:
-    if (frozen := frozen_part(model)) is not None:
-        raise TypeError(
-            f"model: {frozen} is frozen: pack the trained model that it was made from; qconv.freeze accepts a "
-            "loaded model"
-        )
 
 
 def _warn_of_hooks(model: nn.Module) -> None:
