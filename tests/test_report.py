@@ -18,7 +18,6 @@ from runs import config
 from torch import Tensor
 
 from qconv.cli import main, report as command
-from qconv.cli.train import train
 from qconv.images import Normalize
 from qconv.training.callbacks.test_predictions import TestPredictions
 from qconv.training.finished import FinishedRun
@@ -28,6 +27,7 @@ from qconv.training.report.figures import trend
 from qconv.training.report.gather import Report, gather, network_of, predict
 from qconv.training.report.page import pace, render, whole_percent
 from qconv.training.report.predictions import MISTAKES, SIDE, Predictions
+from qconv.training.run import train
 
 RUN = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2")
 SECTIONS = ("trained", "curves", "confusion", "classes", "mistakes", "diagnostics", "latency", "load")

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 import qconv
 from qconv import Scheme, schemes
 from qconv.check.diagnostics import of_input
-from qconv.cli import train as program
 from qconv.data import DigitsDataModule
 from qconv.loop.optimizer_step import is_final
 from qconv.models import SmallCNN, small_cnn
@@ -40,6 +39,7 @@ from qconv.training import (
     load_checkpoint,
     make_trainer,
 )
+from qconv.training.run import evaluate, train
 
 
 def classifier(**arguments: object) -> Classifier:
@@ -611,21 +611,21 @@ class Follow(Callback):
 def test_the_average_is_validated_and_tested(scheme: str, tmp_path: Path) -> None:
     follow = "+callbacks.follow={_target_:test_training_callbacks.Follow}"
     arguments = (*QUICK, *ITS, f"scheme={scheme}")
-    result = program.train(config(*arguments, follow, f"run_dir={tmp_path}"))
+    result = train(config(*arguments, follow, f"run_dir={tmp_path}"))
     last = load_checkpoint(tmp_path / "checkpoints/last.ckpt")
     for name, value in Follow.average.items():
         torch.testing.assert_close(last["state_dict"][name], value, rtol=1e-4, atol=1e-6)
     differ = [not torch.equal(last["state_dict"][k], last["current_model_state"][k]) for k in last["state_dict"]]
     assert any(differ)
     best = tmp_path / "checkpoints/best.ckpt"
-    again = program.evaluate(config(*arguments, f"evaluate={best}", f"run_dir={tmp_path / 'again'}"))
+    again = evaluate(config(*arguments, f"evaluate={best}", f"run_dir={tmp_path / 'again'}"))
     assert (again.test_accuracy, again.test_loss) == (result.test_accuracy, result.test_loss)
     assert again.val_accuracy == result.val_accuracy_best
 
 
 @pytest.mark.nightly
 def test_the_average_of_stages_is_in_their_last(tmp_path: Path) -> None:
-    result = program.train(config(*QUICK, *ITS, "scheme=two_stage", "scheme.start=0.5", f"run_dir={tmp_path}"))
+    result = train(config(*QUICK, *ITS, "scheme=two_stage", "scheme.start=0.5", f"run_dir={tmp_path}"))
     assert result.quantized
     assert result.best_epoch >= 2
 
@@ -633,10 +633,10 @@ def test_the_average_of_stages_is_in_their_last(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     arguments = (*ITS, "scheme=lsq", "callbacks.checkpoints.every_steps=4")
-    program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'whole'}"))
+    train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'whole'}"))
     run_until(signal.SIGKILL, 2, 7, tmp_path / "cut", *arguments)
     assert place(tmp_path / "cut/checkpoints/last.ckpt") == (2, 6)
-    program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'cut'}", "resume=auto"))
+    train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'cut'}", "resume=auto"))
     whole, cut = (load_checkpoint(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "cut"))
     for state in ("state_dict", "current_model_state"):
         assert all(torch.equal(whole[state][name], cut[state][name]) for name in whole[state])
@@ -646,9 +646,9 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_the_average_of_other_precisions(tmp_path: Path) -> None:
     double = (*QUICK, *ITS, "trainer.max_epochs=2", "trainer.precision=64-true")
-    program.train(config(*double, "+callbacks.stop={_target_:runs.StopAfter,epoch:0}", f"run_dir={tmp_path}"))
-    result = program.train(config(*double, f"run_dir={tmp_path}", "resume=auto"))
-    whole = program.train(config(*double, f"run_dir={tmp_path / 'whole'}"))
+    train(config(*double, "+callbacks.stop={_target_:runs.StopAfter,epoch:0}", f"run_dir={tmp_path}"))
+    result = train(config(*double, f"run_dir={tmp_path}", "resume=auto"))
+    whole = train(config(*double, f"run_dir={tmp_path / 'whole'}"))
     assert (result.test_loss, result.val_accuracy_best) == (whole.test_loss, whole.val_accuracy_best)
     with pytest.raises(ValueError, match=r"precision \(=bf16-true\) keeps weights in 16 bits.*: use bf16-mixed"):
-        program.train(config(*QUICK, *ITS, "trainer.precision=bf16-true", f"run_dir={tmp_path / '16'}"))
+        train(config(*QUICK, *ITS, "trainer.precision=bf16-true", f"run_dir={tmp_path / '16'}"))

@@ -54,19 +54,13 @@ def train(cfg: DictConfig) -> Result:
     check_lean(cfg.lean)
     if is_first_process():
         check_free(cfg, go_on=go_on)  # and again under the lock: building the run can take minutes
-    data, classifier, about = built(cfg)
-    with claimed(cfg, go_on=go_on), started(cfg) as (trainer, callbacks):
-        return fit_and_test(cfg, data, classifier, about, trainer, callbacks)
-
-
-def built(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
-    """Return the parts of a run as `build`, which fit its checkpoint, if it goes on from one."""
     checkpoint = None if cfg.resume is None else load_checkpoint(Path(cfg.resume) / LAST)
     data, classifier, about = build(cfg, checkpoint)
     check_objective(cfg.objective, about)
     if checkpoint is not None:
         check_resumed(cfg, checkpoint, classifier)
-    return data, classifier, about
+    with claimed(cfg, go_on=go_on), started(cfg) as (trainer, callbacks):
+        return fit_and_test(cfg, data, classifier, about, trainer, callbacks)
 
 
 def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Classifier) -> None:
@@ -178,27 +172,16 @@ def check_validation(trainer: Trainer) -> None:
     every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
     interval: Any = trainer.val_check_interval  # 1 is a batch, 1.0 is all
     if every is None or not (interval is None or (isinstance(interval, float) and interval == 1)):
-        word = (
-            "check_val_every_n_epoch (=None)"
-            if every is None
-            else f"val_check_interval (={trainer.val_check_interval})"
-        )
+        word = "check_val_every_n_epoch (=None)" if every is None else f"val_check_interval (={interval})"
         raise ValueError(
             f"trainer.{word}: validations must be at the end of epochs, where checkpoints are written; "
             "+trainer.check_val_every_n_epoch=N validates after each N of them"
         )
-    if trainer.limit_val_batches == 0:
-        reason = "limit_val_batches (=0)"
-    elif epochs is not None and every > epochs > 0:
-        reason = f"check_val_every_n_epoch (={every}) of max_epochs (={epochs})"
-    elif epochs is not None and epochs > 0 and epochs % every:
+    if epochs is not None and epochs % every:
         raise ValueError(
-            f"trainer.check_val_every_n_epoch (={every}) must divide trainer.max_epochs (={epochs}): the result "
-            "states the accuracy after the last epoch"
+            f"trainer.check_val_every_n_epoch (={every}) must divide trainer.max_epochs (={epochs}): the best epoch is "
+            "tested, and the result states the accuracy after the last one"
         )
-    else:
-        return
-    raise ValueError(f"trainer: no epoch would be validated with {reason}, and the test is of the best one")
 
 
 def check_limits(trainer: Trainer) -> None:
