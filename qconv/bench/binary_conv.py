@@ -65,12 +65,7 @@ class Result(Row):
 
 @torch.inference_mode()
 def measure(layer: str, batch_size: int, rounds: int) -> Result:
-    """Check that both sides give the same result, then time them in turn.
-
-    Raises:
-        ValueError: a layer that is not CHANNELS@SIZE, or a number below 1.
-        RuntimeError: the two sides differ; nothing is timed then.
-    """
+    """Check that both sides give the same result, or raise a RuntimeError; then time them in turn."""
     match = re.fullmatch(r"(\d+)@(\d+)", layer)
     if not match or 0 in (channels := int(match[1]), size := int(match[2])):
         raise ValueError(f"case (={layer!r}) must be CHANNELS@SIZE, such as 64@32")

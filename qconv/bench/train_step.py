@@ -69,11 +69,7 @@ class Case:
 
     @classmethod
     def named(cls, name: str) -> "Case":
-        """Parse ``CHANNELS@SIZE``, a 3×3 convolution, ``resnet18`` or ``resnet20``, the CIFAR networks.
-
-        Raises:
-            ValueError: another name.
-        """
+        """Parse ``CHANNELS@SIZE``, a 3×3 convolution, ``resnet18`` or ``resnet20``, the CIFAR networks."""
         if name in _NETWORKS:
             return cls(name, 3, 32, False, partial(_NETWORKS[name], in_channels=3, num_classes=10))
         match = re.fullmatch(r"(\d+)@(\d+)", name)

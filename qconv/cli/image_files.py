@@ -9,9 +9,6 @@ def picture_files(words: Iterable[str]) -> list[str]:
     """Return the files, each once. A folder stands for all image files in it and its subfolders, sorted.
 
     A word that names nothing is returned as it is, so that the reader reports the error.
-
-    Raises:
-        ValueError: a folder holds no image.
     """
     return list(dict.fromkeys(path for word in words for path in _of_word(word)))
 

@@ -17,11 +17,7 @@ def is_resumed(arguments: Sequence[str]) -> bool:
 
 
 def config_of(arguments: Sequence[str]) -> DictConfig | None:
-    """Return the config of the run to resume; None, with a message, if the run has finished.
-
-    Raises:
-        ValueError: the words do not fit, or there is no run.
-    """
+    """Return the config of the run to resume; None, with a message, if the run has finished."""
     from ..training.go_on import config_to_go_on, finished
 
     if flags := [word for word in arguments if word.startswith("-")]:

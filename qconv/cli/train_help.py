@@ -43,13 +43,7 @@ def asks(words: Sequence[str]) -> bool:
 
 
 def text(program: str, words: Sequence[str], width: int | None = None) -> str:
-    """Return the help.
-
-    Args:
-        program: the name of the program.
-        words: the words after it; ``--config-dir`` adds groups.
-        width: columns; by default the width of the terminal.
-    """
+    """Return the help, by default as wide as the terminal; a ``--config-dir`` among the words adds groups."""
     width = max(min(shutil.get_terminal_size().columns, WIDEST) if width is None else width, NARROWEST)
     places = (folder(), *_own(words))
     settings = ", ".join(f"{key}={value}" for key, value in _settings(folder() / "config.yaml"))

@@ -160,12 +160,7 @@ def _watch(
 ) -> tuple[int, int]:
     """Run the batches up to ``max_samples``; return their number and how often a layer saw an empty one.
 
-    Args:
-        model: the model.
-        layers: those that leave their inputs unchanged.
-        observers: of the inputs of layers.
-        batches: of the model.
-        max_samples: the number of samples.
+    ``layers`` leave their inputs unchanged.
     """
     # Their own forward would wait for all processes, and one may have fewer batches, or run copies of the layers.
     forward = model.module if isinstance(model, DistributedDataParallel | DataParallel) else model

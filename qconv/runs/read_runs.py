@@ -19,13 +19,9 @@ NUMBERS, NEEDED = FIGURES[:5], ("scheme", "seed", "test_accuracy")  # the column
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A finished run: its folder, `config.yaml`, `result.json`, and when it ended.
 
-    Attributes:
-        folder: where it lies.
-        config: its `config.yaml`.
-        result: its `result.json`.
-        time: when it ended; of two rows of a table the later is the greater.
+    Of two rows of a table the later has the greater time.
     """
 
     folder: Path

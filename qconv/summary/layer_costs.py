@@ -160,12 +160,7 @@ def _unseen(tensors: Iterable[Tensor], seen: set[Tensor]) -> list[Tensor]:
 class _Trace:
     """The results of the forwards, by the names of the modules.
 
-    Attributes:
-        shapes: output shape of the last call.
-        macs: multiply-accumulates of all calls.
-        saved: the bytes that training keeps for the backward.
-        lean: the bytes that a lean model keeps.
-        bypassed: quantized layers that were never called although the forward computed with their weights.
+    ``bypassed`` are quantized layers that were never called although the forward computed with their weights.
     """
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)

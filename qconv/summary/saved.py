@@ -23,12 +23,7 @@ REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 @dataclass
 class Kept:
-    """Bytes that one forward keeps, by the names of the modules.
-
-    Attributes:
-        bytes: bytes first saved in the module's own forward.
-        floats: why a module keeps a float of the size of its input, where known.
-    """
+    """Bytes that one forward keeps, by the names of modules, and why one keeps a float of the size of its input."""
 
     bytes: Counter[str] = field(default_factory=Counter)
     floats: dict[str, str] = field(default_factory=dict)
@@ -37,13 +32,9 @@ class Kept:
 def kept_in_training(
     model: nn.Module, modules: Mapping[str, nn.Module], modes: Mapping[nn.Module, bool], size: Sequence[int]
 ) -> tuple[Kept, Kept]:
-    """Return the bytes that a forward keeps for one sample, before and after `qconv.lean`.
+    """Return the bytes that a forward keeps for one sample, before and after `qconv.lean`; ``model`` is changed.
 
-    Args:
-        model: a copy, which is changed.
-        modules: the modules to count, by their names.
-        modes: whether each is in training.
-        size: the size of the sample.
+    ``modules`` are counted, and ``modes`` says whether each module is in training.
     """
     for module in model.modules():
         module.training = modes[module] and not isinstance(module, nn.SyncBatchNorm)  # which waits for other processes

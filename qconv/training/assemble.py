@@ -55,9 +55,7 @@ def build(
 ) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
     """Return data, network with optimizer and schedule, and a description of them.
 
-    Args:
-        cfg: config of the run.
-        checkpoint: the checkpoint to continue or evaluate; images are prepared as in its training.
+    Images are prepared as in the training of the checkpoint to continue or evaluate.
 
     Raises:
         CheckpointError: as `prepare_as_trained`.

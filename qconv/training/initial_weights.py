@@ -35,11 +35,7 @@ DRAWN: Mapping[str, Callable[[nn.Module], nn.Module]] = {"default": lambda model
 
 
 def draw_weights(model: nn.Module, weight_init: str) -> nn.Module:
-    """Draw the weights of a new network as `weight_init` says.
-
-    Raises:
-        ValueError: `weight_init` is not a key of `DRAWN`.
-    """
+    """Draw the weights of a new network as `weight_init`, a key of `DRAWN`, says."""
     if weight_init not in DRAWN:
         raise ValueError(f"weight_init (={weight_init!r}) must be one of {', '.join(map(repr, DRAWN))}")
     return DRAWN[weight_init](model)

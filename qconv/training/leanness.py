@@ -31,16 +31,6 @@ def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool, compiled: bool, t
     - It does not accept channels_last images, with which lean steps are fastest.
 
     State dicts are the same either way, so a run may be resumed with another value.
-
-    Args:
-        model: the network before its first step, with the stages of its quantizers as they begin.
-        asked: true, false, "exact" or "auto".
-        on_cpu: whether it will be trained on the CPU.
-        compiled: whether ``torch.compile`` will run it.
-        takes_channels_last: whether its forward takes images in this format.
-
-    Raises:
-        ValueError: ``asked`` is not one of these values.
     """
     check_lean(asked)
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]

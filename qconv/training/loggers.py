@@ -16,11 +16,7 @@ from ..ground.extras import MODULES, missing
 
 @contextmanager
 def started_loggers(cfg: DictConfig) -> Iterator[list[Logger]]:
-    """Context manager: the loggers of `cfg.logger`, which know the whole config.
-
-    Raises:
-        ImportError: the package of one is missing; the message names the extra that installs it.
-    """
+    """Context manager: the loggers of `cfg.logger`, which know the whole config; an ImportError for a missing one."""
     loggers: list[Logger] = []
     status = 1
     try:

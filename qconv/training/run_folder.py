@@ -75,9 +75,7 @@ def same_run(path: Path, asked: Any) -> bool:
 def check_free(cfg: DictConfig, *, go_on: bool) -> None:
     """Raise a RunFolderError if the run or evaluation would overwrite another one in its folder.
 
-    Args:
-        cfg: config of the run; its `resume` is a folder or None.
-        go_on: whether to continue an interrupted run, if it has a checkpoint (`resume=auto`).
+    With `go_on`, `resume=auto`, an interrupted run may start again.
     """
     folder = Path(cfg.run_dir)
     kept = [str(name) for name in KEPT if (folder / name).is_file()]

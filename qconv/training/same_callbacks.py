@@ -15,13 +15,10 @@ from .trained_on import class_of
 
 
 def check_callbacks(path: Path, checkpoint: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise unless both runs average the weights alike, measure EWGS's delta alike, and mean the same by "best".
+    """Raise a CheckpointError unless both runs average weights, measure EWGS's delta and choose the best alike.
 
     With averaging, the file's state dict holds the averages instead of the trained weights. A best score is useless for
     another figure.
-
-    Raises:
-        CheckpointError: the message has both callbacks.
     """
     stored, asked = deciding(checkpoint["config"]), deciding(config)
     for kind in dict.fromkeys([*stored, *asked]):

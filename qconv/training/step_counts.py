@@ -27,11 +27,7 @@ FOLLOW = (
 
 
 def steps_per_epoch(trainer: Trainer) -> int | None:
-    """Return the number of optimizer steps in an epoch of `trainer.fit`; None if epochs don't decide its end.
-
-    Raises:
-        ValueError: the number is not known, because the loader has no length.
-    """
+    """Return the number of optimizer steps in an epoch of `trainer.fit`; None if epochs don't decide its end."""
     epochs = trainer.max_epochs
     if trainer.max_steps != -1 or epochs is None or epochs < 1 or trainer.estimated_stepping_batches == math.inf:
         return None
@@ -52,17 +48,7 @@ def forget_lengths_(checkpoint: dict[str, Any]) -> None:
 
 
 def check_length(checkpoint: dict[str, Any], total: int | None, scheduler: Any, make: Callable[..., Any]) -> None:
-    """Check that a schedule can go on if the total number of optimizer steps has changed.
-
-    Args:
-        checkpoint: the checkpoint to resume from.
-        total: the number of steps now; None if there is no end.
-        scheduler: the schedule.
-        make: makes it from an optimizer and ``total_steps``.
-
-    Raises:
-        ValueError: the schedule depends on the number, and would keep the former one.
-    """
+    """Raise a ValueError for a schedule that keeps its length though the number of optimizer steps has changed."""
     before = checkpoint.get(TOTAL)
     if before is None or total is None or before == total or type(scheduler) in FOLLOW:
         return

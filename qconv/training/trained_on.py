@@ -24,10 +24,9 @@ _NAMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def describe_pictures(data: Any) -> dict[str, Any]:
-    """Return the arguments of `qconv.save_packed` about the images of a data module, which has been set up.
+    """Return ``pictures`` and ``classes`` of `qconv.save_packed` for a data module, which has been set up.
 
-    ``pictures`` is None if it does not state size, mean and deviation as `qconv.data` does, ``classes`` if it does not
-    name them.
+    Each is None if the data module does not say as `qconv.data` does.
     """
     return {"pictures": _pictures(data), "classes": class_names(data)}
 
@@ -104,13 +103,7 @@ def count_before(checkpoint: Mapping[str, Any]) -> int | None:
 
 
 def check_same(checkpoint: Mapping[str, Any], data: Any, loader: Any) -> None:
-    """Raise a ValueError if a run that goes on from a checkpoint had other training images, as far as that is known.
-
-    Args:
-        checkpoint: the checkpoint.
-        data: the data module, or None.
-        loader: the loader of the training images.
-    """
+    """Raise a ValueError if a run that goes on from a checkpoint had other training images, as far as that is known."""
     before, now = count_before(checkpoint), count_of(loader)
     rule = "resume with the same images; init_from= starts a run with these"
     if before is not None and now is not None and before != now:
@@ -131,13 +124,7 @@ def arguments_as_trained(
     """Return arguments of an `ImageFolderDataModule` that its config leaves open, as in the training of a checkpoint.
 
     These are the image size, the pixel values of black and white for images of more than 8 bits, and the split of a
-    folder without splits.
-
-    Args:
-        node: the config of the data module.
-        checkpoint: the checkpoint that a run evaluates or continues.
-        others: checkpoints of networks that it starts or learns from; their test images in the same folder remain
-            test images.
+    folder without splits. What the networks of `others` were tested with in the same folder remains for the test.
     """
     kind = _image_folder(node)
     more: dict[str, Any] = {}
@@ -165,11 +152,6 @@ def split_otherwise(checkpoint: Mapping[str, Any], node: Mapping[str, Any], data
     """Say why a checkpoint's run had other images of the same folder for training than a run with this data module.
 
     Empty if it had the same images, or images of another folder.
-
-    Args:
-        checkpoint: the checkpoint.
-        node: the config of the data module.
-        data: the data module, which splits the images of a folder.
     """
     if not _has_folder(checkpoint, node):
         return ""
@@ -214,11 +196,6 @@ def _takes(kind: type, name: str) -> bool:
 
 def prepare_as_trained(data: Any, checkpoint: Mapping[str, Any] | None, called: str) -> None:
     """Give a data module, before its `setup`, the mean and deviation of the images of a checkpoint's training.
-
-    Args:
-        data: the data module.
-        checkpoint: the checkpoint.
-        called: its name in messages.
 
     Raises:
         CheckpointError: the network was trained on other classes, so its outputs would mean something else.

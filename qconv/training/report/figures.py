@@ -21,13 +21,7 @@ THEME = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes.
-
-    Attributes:
-        title: shown above it.
-        alt: what it shows, in words.
-        svg: the drawing.
-    """
+    """One set of axes: its title, what it shows in words, and the drawing."""
 
     title: str
     alt: str

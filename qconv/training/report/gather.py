@@ -30,13 +30,7 @@ FLOAT, QUANTIZED, FROZEN = "float", "quantized, as trained", "frozen (qconv.free
 
 @dataclass(frozen=True)
 class Network:
-    """The network of a run, with its input size and classes.
-
-    Attributes:
-        model: the quantized network.
-        input_size: (C, H, W) of an image.
-        classes: names of the classes.
-    """
+    """The network of a run, with the size (C, H, W) of its images and the names of its classes."""
 
     model: nn.Module
     input_size: tuple[int, ...]
@@ -77,12 +71,7 @@ class Report:
 
 
 def gather(folder: str | os.PathLike[str], network: Network | None = None, *, seconds: float) -> Report:
-    """Return the contents of the page of a run.
-
-    Args:
-        folder: the folder of the run, finished or not.
-        network: the network of the run; None reads it from the folder.
-        seconds: how long to time each batch size.
+    """Return the contents of the page of a run, finished or not; `seconds` go to the timing of each batch size.
 
     Raises:
         DamagedFileError: the folder holds no run.
@@ -109,11 +98,7 @@ def gather(folder: str | os.PathLike[str], network: Network | None = None, *, se
 
 
 def network_of(run: FinishedRun) -> Network:
-    """Return the network of the packed file, which needs no data; else of the best checkpoint, or an untrained one.
-
-    Raises:
-        ValueError: the data of the run can't be read.
-    """
+    """Return the network of the packed file, which needs no data; else of the best checkpoint, or an untrained one."""
     if _names_network(run.folder):
         model, header, pictures = load_for_pictures(run.folder / PACKED)
         return Network(model, tuple(pictures.size), header.classes or ())
