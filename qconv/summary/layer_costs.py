@@ -140,13 +140,10 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return all modules except quantizers and parametrizations inside layers, which count with the layer."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
-    children = [child for layer in layers for name, child in layer.named_children() if _is_of_layer(name, child)]
-    inner = {module for child in children for module in child.modules()}
+    children = [pair for layer in layers for pair in layer.named_children()]
+    own = [child for name, child in children if isinstance(child, Quantizer) or name == "parametrizations"]
+    inner = {module for child in own for module in child.modules()}
     return [(name, module) for name, module in model.named_modules() if module not in inner]
-
-
-def _is_of_layer(name: str, child: nn.Module) -> bool:
-    return isinstance(child, Quantizer) or name == "parametrizations"
 
 
 def _unseen(tensors: Iterable[Tensor], seen: set[Tensor]) -> list[Tensor]:

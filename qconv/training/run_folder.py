@@ -25,20 +25,8 @@ except ImportError:  # Windows
 # The parts of the config that a checkpoint and its reader must share: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
 RUN = (
-    *NETWORK,
-    "data",
-    "seed",
-    "loss",
-    "shift_decay",
-    "dampening",
-    "sine_penalty",
-    "step_rules",
-    "optimizer",
-    "scheduler",
-    "trainer",
-    "init_from",
-    "weight_init",
-    "reestimate_bn",
+    *(*NETWORK, "data", "seed", "loss", "shift_decay", "dampening", "sine_penalty", "step_rules", "optimizer"),
+    *("scheduler", "trainer", "init_from", "weight_init", "reestimate_bn"),
 )
 AUTO = "auto"
 BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(-\d+)?(/\d+)?$")  # how Hydra names a folder, also in a sweep

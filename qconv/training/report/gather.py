@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import nn
 
 from ...bench.forms import Run, Timing, batch_of, in_turn, ready
 from ...convert import to_float
@@ -79,11 +79,12 @@ def gather(folder: str | os.PathLike[str], network: Network | None = None, *, se
     """
     run = FinishedRun(folder)
     network = network or network_of(run)
-    result = _result(run.folder)
+    config: Any = OmegaConf.to_container(run.cfg)
+    result = json.loads((run.folder / RESULT).read_text()) if (run.folder / RESULT).is_file() else None
     timings, not_frozen = time_forms(network, seconds)
     return Report(
         folder=str(run.folder),
-        config=_plain(run.cfg),
+        config=config,
         result=result,
         history=[_numbers(row) for row in read_csv(run.folder / METRICS)],
         diagnostics=[{**_numbers(row), "layer": row["layer"]} for row in read_csv(run.folder / DIAGNOSTICS)],
@@ -140,14 +141,11 @@ def predict(run: FinishedRun, network: Network) -> Predictions:
 
     def parts():
         for images, labels in run.batches("test"):
-            yield Predictions.of_batch(_logits(model, images), images, labels, normalize)
+            with torch.inference_mode():  # and not what reads images, which keeps them
+                logits = model(images.float())
+            yield Predictions.of_batch(logits, images, labels, normalize)
 
     return Predictions.joined(parts())
-
-
-@torch.inference_mode()  # and not what reads images, which keeps them
-def _logits(model: nn.Module, images: Tensor) -> Tensor:
-    return model(images.float())
 
 
 def _predictions(run: FinishedRun, network: Network) -> Predictions:
@@ -167,17 +165,5 @@ def _names_network(folder: Path) -> bool:
     return header.network is not None and header.pictures is not None
 
 
-def _result(folder: Path) -> dict[str, Any] | None:
-    path = folder / RESULT
-    if not path.is_file():
-        return None
-    return json.loads(path.read_text())
-
-
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in row.items() if name != "layer" and value not in ("", None)}
-
-
-def _plain(cfg: Any) -> dict[str, Any]:
-    plain: Any = OmegaConf.to_container(cfg)
-    return plain
