@@ -2,7 +2,6 @@
 
 import re
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from ..ground.table import Column
 from ..kernels.native import instruction_sets
 from ..kernels.operators import pack_weight
-from .rows import Row, quartiles
+from .rows import Row, quartiles, seconds_per_call
 
 _LEAST = 0.02  # seconds that a side runs in one round
 
@@ -93,18 +92,9 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
         binary,
         lambda: binary(bits),
     ]
-    loops = [max(1, round(_LEAST / _time(side, 3))) for side in sides]
-    times = [[_time(side, count) for side, count in zip(sides, loops, strict=True)] for _ in range(rounds)]
+    loops = [max(1, round(_LEAST / seconds_per_call(side, 3))) for side in sides]
+    times = [[seconds_per_call(side, count) for side, count in zip(sides, loops, strict=True)] for _ in range(rounds)]
     low, ratio, high = quartiles([min(row[0], row[1]) / row[2] for row in times])
     nchw, nhwc, ours, bits_us = (round(statistics.median(column) * 1e6, 1) for column in zip(*times, strict=True))
     ratios = round(ratio, 2), round(low, 2), round(high, 2)
     return Result(layer, batch_size, nchw, nhwc, ours, bits_us, *ratios, ("torch", *instruction_sets())[-1])
-
-
-def _time(side: Callable[[], Tensor], count: int) -> float:
-    """Return the seconds per call, after a warm-up call."""
-    side()
-    start = time.perf_counter()
-    for _ in range(count):
-        side()
-    return (time.perf_counter() - start) / count

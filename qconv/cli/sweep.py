@@ -27,7 +27,6 @@ class SweepTable(Callback):
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Write the results of the runs so far."""
-        del job_return, kwargs
         if config.hydra.mode == RunMode.MULTIRUN:
             folder = Path(config.hydra.sweep.dir)
             runs = read_runs(folder)
@@ -36,7 +35,6 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show the results of the runs, and write them again: a parallel job may have written without some others."""
-        del kwargs
         from ..training.report.screen import show_rows
 
         folder = Path(config.hydra.sweep.dir)

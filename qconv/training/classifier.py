@@ -72,10 +72,7 @@ class WeightedMean(Metric):
 
     def reset(self) -> None:
         super().reset()
-        self._widen()
-
-    def _widen(self) -> None:
-        """Keep the sums in 32 bits or more: in 16 they would soon stop growing."""
+        # In 16 bits the sums would soon stop growing.
         self.sums = self.sums.to(torch.promote_types(self.sums.dtype, torch.float32))
 
     def compute(self) -> Tensor:
@@ -187,7 +184,6 @@ class Classifier(LightningModule):
 
         Lightning would do the second after it has loaded a checkpoint, which would be rounded to float32.
         """
-        del stage
         if self._trainer is not None:
             self.trainer.precision_plugin.convert_module(self)
         if self.channels_last:
@@ -231,25 +227,17 @@ class Classifier(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Clear the sums of an interrupted evaluation."""
-        self._reset("val")
+        for mean in self.evaluated.values():
+            mean.reset()
 
-    def on_test_epoch_start(self) -> None:
-        """As `on_validation_epoch_start`."""
-        self._reset("test")
-
-    def _reset(self, split: str) -> None:
-        for name, mean in self.evaluated.items():
-            if name.startswith(split):
-                mean.reset()
+    on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log loss and accuracy."""
-        del batch_idx
         self._evaluate("val", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Log loss and accuracy, and return the logits for callbacks."""
-        del batch_idx
         return self._evaluate("test", batch)
 
     def configure_optimizers(self) -> Any:

@@ -28,7 +28,6 @@ class CrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, labels: Tensor, images: Tensor) -> Tensor:
         """Return the mean over the batch."""
-        del images
         return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
 
 

@@ -22,11 +22,11 @@ from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.finite_guard import FiniteGuard
 from .callbacks.history import History
 from .callbacks.test_predictions import TestPredictions
-from .checkpoint_io import load_checkpoint
+from .checkpoint_io import AtomicCheckpointIO, load_checkpoint
 from .classifier import EVALUATION_FIGURES, Classifier
 from .go_on import changes
 from .leanness import check_lean, make_lean, mode_of
-from .norm_estimates import batch_norms_kept, keep_batch_norm, reestimate_batch_norm
+from .norm_estimates import batch_norms_kept, reestimate_batch_norm
 from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
@@ -34,7 +34,7 @@ from .resume import check_checkpoint
 from .run_folder import AUTO, NETWORK, RUN, check_free, claimed, is_first_process, run_to_resume
 from .same_callbacks import check_callbacks
 from .shipping import note_shipped, ship
-from .trained_on import are_others, count_before, count_of
+from .trained_on import other_images
 
 # The messages of gloo and NCCL.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
@@ -127,7 +127,7 @@ def fit_and_test(
             reestimate_batch_norm(classifier, data, trainer)
             best_accuracy = _validated(classifier, data, trainer)["val_accuracy"]
             if trainer.is_global_zero:
-                keep_batch_norm(checkpoints.best, best, classifier)
+                AtomicCheckpointIO().save_checkpoint({**best, "state_dict": classifier.state_dict()}, checkpoints.best)
         (test,) = trainer.test(classifier, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         ship(cfg, classifier.model, data, about)
@@ -142,8 +142,9 @@ def fit_and_test(
         quantized=is_final(classifier),
         about=about,
     )
-    end_run(cfg, trainer, result, RESULT)
     if trainer.is_global_zero:
+        write_json(result, Path(cfg.run_dir) / RESULT)
+        show_outcome(result)
         history.draw(best["epoch"], dict(test))
         leave_report(cfg, classifier.model, data, decisions)
     return result
@@ -218,29 +219,18 @@ def evaluate(cfg: DictConfig) -> Evaluation:
         note_shipped(Path(cfg.evaluate), about)
         figures = {**_own_figures({**val, **test}, about), "quantized": is_final(classifier)}
         evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
-        end_run(cfg, trainer, evaluation, EVALUATION)
+        if trainer.is_global_zero:
+            write_json(evaluation, Path(cfg.run_dir) / EVALUATION)
+            show_outcome(evaluation)
     return evaluation
 
 
 def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     """Say if there are other images in the run's own place than it was trained on."""
-    before = count_before(checkpoint)
-    if before is None:
-        return
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    now = count_of(data.train_dataloader())
-    if not trainer.is_global_zero:
-        return
-    if now is not None and before != now:
-        show_note(
-            f"the run was trained on {before} images, and there are {now} training images now: if both are from the "
-            "same images, the run may have been trained on some that validate now"
-        )
-    elif are_others(checkpoint, data):
-        show_note(
-            "some images have another name or class than when the run was trained: if they are the same images, the "
-            "run may have been trained on some that validate now"
-        )
+    difference = other_images(checkpoint, data, data.train_dataloader())
+    if difference and trainer.is_global_zero:
+        show_note(f"{difference}: if they are the same images, it may have been trained on some that validate now")
 
 
 WATCHER = logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script")
@@ -311,10 +301,3 @@ def _last_words(trainer: Trainer) -> Iterator[None]:
     finally:
         WATCHER.removeFilter(say)
         WATCHER.setLevel(level)
-
-
-def end_run(cfg: DictConfig, trainer: Trainer, outcome: Result | Evaluation, name: str) -> None:
-    """Write and show the figures, once for all processes."""
-    if trainer.is_global_zero:
-        write_json(outcome, Path(cfg.run_dir) / name)
-        show_outcome(outcome)

@@ -97,25 +97,21 @@ def count_of(loader: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def count_before(checkpoint: Mapping[str, Any]) -> int | None:
-    """Return the number of images in an epoch of a checkpoint's run; None if it is not known."""
-    return _of(checkpoint).get("count")
-
-
 def check_same(checkpoint: Mapping[str, Any], data: Any, loader: Any) -> None:
     """Raise a ValueError if a run that goes on from a checkpoint had other training images, as far as that is known."""
-    before, now = count_before(checkpoint), count_of(loader)
-    rule = "resume with the same images; init_from= starts a run with these"
+    if difference := other_images(checkpoint, data, loader):
+        raise ValueError(
+            f"{difference}, so it may have been trained on images that would validate it: resume with the same images; "
+            "init_from= starts a run with these"
+        )
+
+
+def other_images(checkpoint: Mapping[str, Any], data: Any, loader: Any) -> str:
+    """Say how the training images of a checkpoint's run differ from those of the loader, as far as that is known."""
+    before, now = _of(checkpoint).get("count"), count_of(loader)
     if before is not None and now is not None and before != now:
-        raise ValueError(
-            f"the run was trained on {before} images and there are {now} now, so it may have been trained on images "
-            f"that would validate it: {rule}"
-        )
-    if are_others(checkpoint, data):
-        raise ValueError(
-            "some of the run's images have another name or class now, so it may have been trained on images that "
-            f"would validate it: {rule}"
-        )
+        return f"the run was trained on {before} images and there are {now} now"
+    return "some of the run's images have another name or class now" if are_others(checkpoint, data) else ""
 
 
 def arguments_as_trained(
@@ -126,10 +122,10 @@ def arguments_as_trained(
     These are the image size, the pixel values of black and white for images of more than 8 bits, and the split of a
     folder without splits. What the networks of `others` were tested with in the same folder remains for the test.
     """
-    kind = _image_folder(node)
+    kind = class_of(node)
     more: dict[str, Any] = {}
     pictures = _of(checkpoint).get("pictures")
-    if kind is None:
+    if kind is None or not issubclass(kind, ImageFolderDataModule):
         return more
     if pictures is not None:
         as_trained = {"image_size": list(pictures["size"][1:]), "pixel_range": pictures.get("pixel_range")}
@@ -172,12 +168,6 @@ def _has_folder(checkpoint: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's run had the images in the folder of the node."""
     roots = _data_of(checkpoint).get("root"), node.get("root")
     return None not in roots and len({Path(str(root)).expanduser().resolve() for root in roots}) == 1
-
-
-def _image_folder(node: Mapping[str, Any]) -> type | None:
-    """Return the class of the data module if it reads folders of images."""
-    kind = class_of(node)
-    return kind if kind is not None and issubclass(kind, ImageFolderDataModule) else None
 
 
 def class_of(node: Mapping[str, Any]) -> type | None:
