@@ -82,10 +82,11 @@ def _folders(place: Path) -> Iterator[Path]:
         yield place
         return
     found = (path.parent for path in place.rglob(CONFIG) if path.parent.name != ".hydra")
-    yield from sorted(found, key=_natural)
+    yield from sorted(found, key=natural)
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def natural(path: Path) -> list[tuple[int, str]]:
+    """The key of a path in an order in which 2 is before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
@@ -105,7 +105,8 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
     rows = []
     with evaluated(model):
         for name, module in _modules(model):
-            own = _unseen(_tensors(module), seen)
+            own = [tensor for tensor in dict.fromkeys(_tensors(module)) if tensor not in seen]
+            seen.update(own)
             if own or trace.macs[name] or trace.saved.bytes[name] or trace.lean.bytes[name]:
                 rows.append(_row(name, module, own, trace, packed.get(name, 0)))
     if not rows:
@@ -146,13 +147,6 @@ def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if module not in inner]
 
 
-def _unseen(tensors: Iterable[Tensor], seen: set[Tensor]) -> list[Tensor]:
-    """Return the tensors that were not seen before, each once, and remember them."""
-    new = [tensor for tensor in dict.fromkeys(tensors) if tensor not in seen]
-    seen.update(new)
-    return new
-
-
 @dataclass
 class _Trace:
     """The results of the forwards, by the names of the modules.
@@ -181,7 +175,11 @@ def _trace(model: nn.Module, size: tuple[int, ...]) -> _Trace:
                 model.eval()(sample_of(model, (1, *size)))
             for handle in handles:
                 handle.remove()
-            trace.saved, trace.lean = _kept(model, modules, modes, size)
+            try:
+                trace.saved, trace.lean = kept_in_training(model, modules, modes, size)
+            except REFUSED:
+                modes = {module: isinstance(module, DROPOUTS) for module in modes}
+                trace.saved, trace.lean = kept_in_training(model, modules, modes, size)
     except REFUSED as error:
         raise ValueError(f"input_size (={size}) must be what the model takes: {error}") from error
     trace.bypassed = {name for name, module in modules.items() if module in watch.bypassed}
@@ -205,16 +203,6 @@ def _record(trace: _Trace, name: str, module: nn.Module) -> RemovableHandle:
             trace.macs[name] += count_macs(module, args[0] if args else kwargs.get("input"), output)
 
     return module.register_forward_hook(record, with_kwargs=True)
-
-
-def _kept(
-    model: nn.Module, modules: dict[str, nn.Module], modes: dict[nn.Module, bool], size: tuple[int, ...]
-) -> tuple[Kept, Kept]:
-    try:
-        return kept_in_training(model, modules, modes, size)
-    except REFUSED:
-        modes = {module: isinstance(module, DROPOUTS) for module in modes}
-        return kept_in_training(model, modules, modes, size)
 
 
 def count_macs(module: nn.Module, input: Any, output: Tensor) -> int:

@@ -39,7 +39,9 @@ def kept_in_training(
     for module in model.modules():
         module.training = modes[module] and not isinstance(module, nn.SyncBatchNorm)  # which waits for other processes
         if isinstance(module, QuantizedLayer):
-            _skip_calibration(module)
+            for part in module.input_quantizer.modules():
+                if "calibrated" in part._buffers:  # its range stays: calibration would wait for other processes
+                    cast(Quantizer, part).calibrated = True
     before = {module for module in model.modules() if is_lean(module)}
     kept = _of_sample(model, modules, size)
     lean(model, exact=any(module.__dict__["lean"] == "exact" for module in before))
@@ -47,13 +49,6 @@ def kept_in_training(
     if before == {module for module in model.modules() if is_lean(module)}:
         return kept, kept
     return kept, _of_sample(model, modules, size)
-
-
-def _skip_calibration(layer: QuantizedLayer) -> None:
-    """Mark the layer as calibrated, so that its range stays: calibration would wait for other processes."""
-    for part in layer.input_quantizer.modules():
-        if "calibrated" in part._buffers:
-            cast(Quantizer, part).calibrated = True
 
 
 def _of_sample(model: nn.Module, modules: Mapping[str, nn.Module], size: Sequence[int]) -> Kept:

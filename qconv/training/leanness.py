@@ -34,7 +34,8 @@ def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool, compiled: bool, t
     """
     check_lean(asked)
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
-    on = asked is not False and any(_is_quantized(layer) for layer in layers)
+    quantizers = [quantizer for layer in layers for quantizer in (layer.input_quantizer, layer.weight_quantizer)]
+    on = asked is not False and not all(isinstance(quantizer, Identity) for quantizer in quantizers)
     if asked == "auto":
         on = on and on_cpu and not compiled and 2 * sum(map(_gains, layers)) >= len(layers)
     is_viewed = on and asked != "exact" and not takes_channels_last
@@ -67,7 +68,3 @@ def _gains(layer: QuantizedLayer) -> bool:
         return False
     channels_per_group = layer.weight.shape[1], len(layer.weight) // getattr(layer, "groups", 1)
     return min(channels_per_group) >= _WIDE
-
-
-def _is_quantized(layer: QuantizedLayer) -> bool:
-    return not all(isinstance(quantizer, Identity) for quantizer in (layer.input_quantizer, layer.weight_quantizer))

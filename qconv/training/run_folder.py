@@ -74,8 +74,10 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
     if resumed if evaluated is None else holds(folder, Path(evaluated)):
         return
     if evaluated is not None:
-        if kept == [EVALUATION] and _checkpoint_of(folder / EVALUATION) == Path(evaluated).resolve():
-            return
+        with suppress(ValueError, KeyError, TypeError):
+            before = json.loads((folder / EVALUATION).read_text())["checkpoint"] if kept == [EVALUATION] else None
+            if before is not None and Path(before).resolve() == Path(evaluated).resolve():
+                return
         raise RunFolderError(f"run_dir (={folder}) has {kept[0]} of another checkpoint than {evaluated}: {OTHER}")
     # Killed between the first best.ckpt and the first last.ckpt: it starts again.
     if go_on and RESULT not in kept and same_run(folder / CONFIG, OmegaConf.to_container(cfg, resolve=True)):
@@ -85,12 +87,6 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
 
 
 OTHER = "name another folder; in a sweep, one for each run, such as 'run_dir=runs/a/${hydra:job.num}'"
-
-
-def _checkpoint_of(path: Path) -> Path | None:
-    with suppress(ValueError, KeyError, TypeError):
-        return Path(json.loads(path.read_text())["checkpoint"]).resolve()
-    return None
 
 
 def is_first_process() -> bool:

@@ -30,17 +30,13 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
         )
     try:
         path.unlink(missing_ok=True)
-        save_packed(_in_float32(model), path, **described)
+        floats = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
+        # Shipped models compute in float32.
+        save_packed(model if floats == {torch.float32} else copied(model).float(), path, **described)
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         show_note(f"no packed model is written: {error}")
         return
     _note_size(path, about)
-
-
-def _in_float32(model: nn.Module) -> nn.Module:
-    """Return the model, or a copy in float32 if its weights have another dtype: shipped models compute in float32."""
-    floats = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
-    return model if floats == {torch.float32} else copied(model).float()
 
 
 def note_shipped(checkpoint: Path, about: dict[str, Any]) -> None:
