@@ -69,10 +69,7 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["callbacks.progress.x=3"], "callbacks.progress has no x: there are none; +callbacks.progress.x=… adds a key"),
         (["skip={a:1}"], "Error merging override skip={a:1}: a list must stay a list, and a mapping a mapping"),
         (["model=3"], "a group of the config can't be null or a number: name one of its files, such as scheduler="),
-        (
-            ["scheduler=null"],
-            "a group of the config can't be null or a number: name one of its files, such as scheduler=constant",
-        ),
+        (["scheduler=null"], "a group of the config can't be null or a number: name one of its files, such as schedul"),
         (["scheme=lsq", "scheme.weight_bits=four"], "scheme.weight_bits (=four) must be a number, as its default 4"),
     ],
     ids=str,

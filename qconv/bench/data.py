@@ -17,7 +17,7 @@ from ..data.large import LargePicturesDataModule
 from ..ground.table import Column
 from .rows import Row, quartiles
 
-_LARGE = 200  # images a round
+_SMALL, _LARGE = 2000, 200  # images a round
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class PILPictures(Dataset[Any]):
         return self.transform(Image.fromarray(self.arrays[index])), self.labels[index]
 
 
-def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, cache: str | None = None) -> Result:
+def measure_small(root: str, batch_size: int, rounds: int) -> Result:
     """Crop, flip and normalize small images, in this process on both sides.
 
     Raises:
         RuntimeError: without augmentation the two sides give different images; nothing is timed then.
     """
-    data = ImageFolderDataModule(root, batch_size=batch_size, cache=cache)
+    data = ImageFolderDataModule(root, batch_size=batch_size)
     data.prepare_data()
     data.setup("fit")
     images, labels = data.splits["train"]
@@ -82,7 +82,7 @@ def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, ca
         raise RuntimeError("the two sides normalize differently; nothing was timed")
     theirs = DataLoader(PILPictures(images, labels, *statistics_of, augment=True), batch_size, shuffle=True)
     ours = data.train_dataloader()
-    return _measure("small", batch_size, count, rounds, lambda: ours, lambda: theirs)
+    return _measure("small", batch_size, _SMALL, rounds, lambda: ours, lambda: theirs)
 
 
 def measure_large(root: str, batch_size: int, rounds: int) -> Result:

@@ -18,7 +18,7 @@ from .configs import folder, store_schemes
 from .messages import lightning_errors, message, quiet_lightning
 from .mistakes import check_direction, check_flags, check_given, check_types, leave_out
 from .relaunch import command_line, forgotten
-from .resume import WORD, config_of, is_resumed
+from .resume import config_of, folders
 
 # torch and Lightning, which take seconds, are imported by the functions: --help and a mistyped option answer at once.
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, FloatingPointError, ImportError)
@@ -127,8 +127,8 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
     # times as long, a run on cores that something else uses, too, took up to 10 times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
-        if is_resumed(arguments):
-            announce(next(word for word in arguments if WORD in word).partition("=")[2])
+        if resumed := folders(arguments):
+            announce(resumed[0])
             if (cfg := config_of(arguments)) is not None:
                 main(cfg)
         else:

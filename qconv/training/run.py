@@ -73,10 +73,8 @@ def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Class
             f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least {checkpoint['epoch'] + 1}, the epochs "
             f"that the run of {path} has begun"
         )
-    if is_first_process():
-        show_note(f"resume={cfg.resume}: going on from epoch {checkpoint['epoch']}")
-        for line in changes(checkpoint, classifier):
-            show_note(line)
+    for line in (f"resume={cfg.resume}: going on from epoch {checkpoint['epoch']}", *changes(checkpoint, classifier)):
+        show_note(line)
 
 
 def fit_and_test(
@@ -99,8 +97,7 @@ def fit_and_test(
     )
     about["lean"] = mode_of(classifier.model)
     about["precision"] = trainer.precision  # that of the last part, if a run has gone on on another processor
-    if trainer.is_global_zero:
-        show_note(f"lean: {word}")
+    show_note(f"lean: {word}")
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
     if checkpoints.last != Path(cfg.run_dir) / LAST:
         raise ValueError(
@@ -228,8 +225,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
 def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     """Say if there are other images in the run's own place than it was trained on."""
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    difference = other_images(checkpoint, data, data.train_dataloader())
-    if difference and trainer.is_global_zero:
+    if difference := other_images(checkpoint, data, data.train_dataloader()):
         show_note(f"{difference}: if they are the same images, it may have been trained on some that validate now")
 
 

@@ -46,7 +46,7 @@ def run_to_resume(cfg: DictConfig) -> str | None:
     if not goes_on and BY_TIME.search(str(cfg.run_dir)):
         raise RunFolderError(f"resume={AUTO} needs the folder of the run: add run_dir=FOLDER")
     if not goes_on:
-        rank_zero_only(show_note)(f"resume={AUTO}: no {LAST} in {cfg.run_dir}, starting a new run")
+        show_note(f"resume={AUTO}: no {LAST} in {cfg.run_dir}, starting a new run")
     return str(cfg.run_dir) if goes_on else None
 
 
