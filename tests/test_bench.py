@@ -193,27 +193,6 @@ def test_forms_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(result).splitlines()[3].split() == ["frozen", *"––––"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"images": torch.zeros(2, 1, 8, 8, dtype=torch.uint8)}, r"images \(torch.uint8\) must be a float tensor"),
-        ({"images": torch.zeros(0, 1, 8, 8)}, "images must hold at least one image"),
-        ({"labels": torch.zeros(3)}, r"labels \(of shape \(3,\)\) must be one for each of the 8 images"),
-        ({"labels": [0] * 8}, r"labels \(list\) must be a tensor"),
-        ({"batch_sizes": (1, 0)}, r"batch_sizes\[1\] \(=0\) must be at least 1"),
-        ({"batch_sizes": (1.5,)}, r"batch_sizes\[0\] \(=1.5\) must be a whole number"),
-        ({"batch_sizes": 4}, r"batch_sizes \(=4\) must be a sequence of whole numbers"),
-        ({"batch_sizes": ()}, r"batch_sizes \(=\(\)\) must hold at least one number"),
-        ({"quantized": None}, r"quantized \(=None\) must be a torch.nn.Module"),
-    ],
-)
-def test_forms_of_nothing(change: dict[str, Any], message: str) -> None:
-    network, quantized, images, labels = pair()
-    arguments: dict[str, Any] = {"float_model": network, "quantized": quantized, "images": images, "labels": labels}
-    with pytest.raises((TypeError, ValueError), match=message):
-        qconv.compare_models(**{**arguments, **change})
-
-
 def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "find_spec", lambda name: None)
     monkeypatch.syspath_prepend(Path(__file__).parent)

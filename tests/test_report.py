@@ -161,6 +161,7 @@ def test_classes() -> None:
     assert [whole_percent(share) for share in (-1e-7, 0.001, 0.126, 1.0)] == ["0 %", "<1 %", "13 %", "100 %"]
     assert trend([0.5, 1.0, 0.0]) == "1.0,9.0 32.0,2.0 63.0,16.0"
     assert len(trend([1.0] * 1000).split()) <= 64
+    assert [pace(speed) for speed in (2.5, 0.4)] == ["2.5 times as fast", "2.5 times slower"]
 
 
 def batch(count: int, classes: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -336,8 +337,3 @@ def test_in_a_browser(run: Path, report: Report, tmp_path: Path) -> None:
             assert min(each["heights"].values()) > 80
             assert (each["broken"], each["small"], each["drawn"]) == (0, 0, 3)
         assert math.fsum(narrow["heights"].values()) > math.fsum(broad["heights"].values())
-
-
-@pytest.mark.parametrize(("speed", "said"), [(2.5, "2.5 times as fast"), (0.4, "2.5 times slower")])
-def test_speeds_are_said_in_words(speed: float, said: str) -> None:
-    assert pace(speed) == said

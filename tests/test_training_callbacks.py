@@ -2,7 +2,6 @@
 
 import csv
 import math
-import signal
 import sys
 import warnings
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 from conftest import same
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar, StochasticWeightAveraging, TQDMProgressBar
-from runs import QUICK, StopAfter, config, place, run_until
+from runs import QUICK, StopAfter, config
 from torch import Tensor, nn
 
 import qconv
@@ -628,19 +627,6 @@ def test_the_average_of_stages_is_in_their_last(tmp_path: Path) -> None:
     result = train(config(*QUICK, *ITS, "scheme=two_stage", "scheme.start=0.5", f"run_dir={tmp_path}"))
     assert result.quantized
     assert result.best_epoch >= 2
-
-
-@pytest.mark.nightly
-def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    arguments = (*ITS, "scheme=lsq", "callbacks.checkpoints.every_steps=4")
-    train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'whole'}"))
-    run_until(signal.SIGKILL, 2, 7, tmp_path / "cut", *arguments)
-    assert place(tmp_path / "cut/checkpoints/last.ckpt") == (2, 6)
-    train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'cut'}", "resume=auto"))
-    whole, cut = (load_checkpoint(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "cut"))
-    for state in ("state_dict", "current_model_state"):
-        assert all(torch.equal(whole[state][name], cut[state][name]) for name in whole[state])
-    assert (tmp_path / "cut/metrics.csv").read_text() == (tmp_path / "whole/metrics.csv").read_text()
 
 
 @pytest.mark.nightly
