@@ -81,7 +81,7 @@ def test_a_peak_that_is_not_measured() -> None:
         (["bench", "data"], "name --small, --large or both"),
         (["bench", "data", "--small", "a", "--prepared", "b"], "--prepared needs --large"),
         (["bench", "binary-conv", "--case", "8"], "case (='8') must be CHANNELS@SIZE"),
-        (["bench", "binary-conv", "--case", "8@5", "--batch-size", "0"], "batch_size (=0) and rounds (="),
+        (["bench", "binary-conv", "--case", "8@5", "--batch-size", "0"], "batch_size (=0) must be at least 1"),
         (["bench", "model", "test_bench:none"], "module test_bench has no 'none'"),
         (["bench", "model", "test_bench:_few"], "must return (float model, quantized model, images)"),
         (["bench", "model", "no_such_module:pair"], "No module named 'no_such_module'"),

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data import ImageFolderDataModule, ImageNetDataModule, PreparedDataModule
 from ..data.large import LargePicturesDataModule
+from ..ground.checks import check_at_least_one
 from ..ground.table import Column
 from .rows import Row, quartiles
 
@@ -149,8 +150,7 @@ def _measure(
     our_count: int | None = None,
 ) -> Result:
     """Time both sides in turn, ``count`` images or an epoch per round, after a warm-up round."""
-    if rounds < 1:
-        raise ValueError(f"rounds (={rounds}) must be at least 1")
+    check_at_least_one(rounds=rounds)
     pairs = [
         (_rate(ours(), batch_size, our_count or count), _rate(theirs(), batch_size, count)) for _ in range(rounds + 1)
     ][1:]

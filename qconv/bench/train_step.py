@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..convert import convert
+from ..ground.checks import check_at_least_one
 from ..ground.environment import commit, machine, versions
 from ..ground.table import Column
 from ..lean import lean as made_lean
@@ -45,9 +46,7 @@ class Settings:
     peak: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} (={getattr(self, name)}) must be at least 1")
+        check_at_least_one(batch_size=self.batch_size, rounds=self.rounds)
         if self.warmup < 0:
             raise ValueError(f"warmup (={self.warmup}) must not be negative")
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():

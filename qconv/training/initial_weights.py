@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..convert.swap import quantizer_prefixes
+from ..ground.checks import check_choice
 from ..ground.files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
 from ..layers.loading import translate
@@ -36,8 +37,7 @@ DRAWN: Mapping[str, Callable[[nn.Module], nn.Module]] = {"default": lambda model
 
 def draw_weights(model: nn.Module, weight_init: str) -> nn.Module:
     """Draw the weights of a new network as `weight_init`, a key of `DRAWN`, says."""
-    if weight_init not in DRAWN:
-        raise ValueError(f"weight_init (={weight_init!r}) must be one of {', '.join(map(repr, DRAWN))}")
+    check_choice("weight_init", weight_init, *DRAWN)
     return DRAWN[weight_init](model)
 
 

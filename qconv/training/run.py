@@ -27,13 +27,12 @@ from .classifier import EVALUATION_FIGURES, Classifier
 from .go_on import changes
 from .leanness import check_lean, make_lean, mode_of
 from .norm_estimates import batch_norms_kept, reestimate_batch_norm
-from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
 from .resume import check_checkpoint
 from .run_folder import AUTO, NETWORK, RUN, check_free, claimed, is_first_process, run_to_resume
 from .same_callbacks import check_callbacks
-from .shipping import note_shipped, ship
+from .shipping import leave_report, note_shipped, ship
 from .trained_on import other_images
 
 # The messages of gloo and NCCL.

@@ -42,18 +42,13 @@ class Report:
     """The contents of the page.
 
     Attributes:
-        folder: the folder of the run.
-        config: the run's composed config.
         result: the figures in `result.json`; None for a run that has not finished.
         history: the rows of `metrics.csv`, one for each epoch.
         diagnostics: the rows of `diagnostics.csv`, one for each epoch and layer.
-        summary: the layers.
-        classes: names of the classes.
         predictions: the predictions of the test; None without a test.
         timings: by batch size and form of the network, in ms on this CPU.
         not_frozen: why there is no frozen form; else empty.
         is_packed: whether there is a packed file that names its network and images.
-        has_checkpoint: whether there is a last checkpoint.
     """
 
     folder: str
