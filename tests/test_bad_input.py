@@ -726,7 +726,7 @@ SUMMARIES: list[Row] = [
 ]
 TRAINING: list[Row] = [
     (lambda: Distillation(wrong("resnet20")), TypeError, r"^teacher \(='resnet20'\) must be a torch.nn.Module"),
-    (lambda: Distillation(nn.Linear(8, 5))(*LOGITS), ValueError, r"teacher gives \(6, 5\) for logits \(6, 4\)"),
+    (lambda: Distillation(nn.Linear(8, 5))(*LOGITS), ValueError, r"teacher_logits has shape \(6, 5\)"),
     (lambda: CrossEntropy(2), ValueError, r"label_smoothing \(=2\) must be from 0 to 1"),
     (lambda: Checkpoints("x", every_steps=0), ValueError, r"every_steps \(=0\) must be at least 1"),
     (lambda: Checkpoints("x", monitor="val_loss"), ValueError, r"monitor \(=val_loss\) must be a figure where high"),

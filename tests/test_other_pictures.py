@@ -108,7 +108,7 @@ def test_pictures_elsewhere_are_seen_as_those_of_the_training(other: Path, tmp_p
     elsewhere.cfg = cfg
     data = cast(Any, elsewhere.data)
     assert (data.image_size, data.normalize) == ((12, 12), own)
-    assert elsewhere.examples(3, "test").shape == (3, 1, 12, 12)
+    assert elsewhere.labelled(3, "test")[0].shape == (3, 1, 12, 12)
     assert trained.labelled(8, "test")[1].unique().tolist() == [0, 1]  # though those of class 0 are stored first
 
 

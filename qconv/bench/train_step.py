@@ -117,12 +117,6 @@ class Result(Row):
     quantized_saved_mib: float
     float_peak_mib: float | None
     quantized_peak_mib: float | None
-    machine: str
-    cores: int | None
-    threads: int
-    torch: str
-    malloc: str
-    commit: str | None
 
     def cells(self) -> tuple[str, ...]:
         times = self.float_ms, self.quantized_ms
@@ -132,7 +126,16 @@ class Result(Row):
         return *names, *map(_tenths, times), f"{self.ratio:.3f}", spread, *map(_tenths, memory)
 
     def recorded(self) -> dict[str, Any]:
-        return asdict(self)
+        here = machine()
+        return {
+            **asdict(self),
+            "machine": str(here["cpu"] if self.device == "cpu" else here["gpu"]),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "torch": versions()["torch"],
+            "malloc": os.environ.get("GLIBC_TUNABLES", "default"),
+            "commit": commit(),
+        }
 
 
 def measure(case: Case, scheme: Scheme, settings: Settings, lean: Lean | None = None) -> Result:
@@ -162,7 +165,6 @@ def measure(case: Case, scheme: Scheme, settings: Settings, lean: Lean | None = 
     times = interleaved(sides, settings)
     ratios = [ours / theirs for theirs, ours in times]
     lower, middle, upper = quartiles(ratios)
-    here = machine()
     return Result(
         case=case.name,
         scheme=scheme.name,
@@ -182,12 +184,6 @@ def measure(case: Case, scheme: Scheme, settings: Settings, lean: Lean | None = 
         quantized_saved_mib=round(saved[1], 1),
         float_peak_mib=peaks[0],
         quantized_peak_mib=peaks[1],
-        machine=str(here["cpu"] if settings.device == "cpu" else here["gpu"]),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        threads=torch.get_num_threads(),
-        torch=versions()["torch"],
-        malloc=os.environ.get("GLIBC_TUNABLES", "default"),
-        commit=commit(),
     )
 
 

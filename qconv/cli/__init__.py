@@ -94,7 +94,7 @@ def train_as(program: str, words: Sequence[str]) -> int:
     """Run ``qconv train``, which calls itself `program`, with the words after it; return the exit status."""
     find_own_modules()
     try:
-        if train_help.asks(words):
+        if {"-h", "--help"} & {*words}:
             print(train_help.text(program, words), flush=True)
             return 0
         try:

@@ -83,10 +83,6 @@ class FinishedRun:
         with config_errors(self.folder / CONFIG):
             return quantized_model(self.cfg, self.data)[0]
 
-    def examples(self, count: int, split: Split) -> Tensor:
-        """Return `count` images of a split as network inputs; all if there are fewer."""
-        return self.labelled(count, split)[0]
-
     def labelled(self, count: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return `count` images of a split as network inputs, and their classes; all if there are fewer.
 

@@ -24,7 +24,10 @@ def check_callbacks(path: Path, checkpoint: Mapping[str, Any], config: Mapping[s
     for kind in dict.fromkeys([*stored, *asked]):
         before, now = stored.get(kind), asked.get(kind)
         if before != now:
-            (before_key, before_node), (key, node) = (_found(each, kind) for each in (checkpoint["config"], config))
+            (before_key, before_node), (key, node) = (
+                next(((key, node) for key, each, node in _callbacks(of) if each is kind), ("", None))
+                for of in (checkpoint["config"], config)
+            )
             group = f"callbacks.{before_key if now is None else key}"
             words = f"was trained with {group} {call(before_node)}, but this run has {call(node)}"
             raise CheckpointError(f"checkpoint {path} {words}: {as_it_was(path)}")
@@ -40,10 +43,6 @@ def _callbacks(config: Mapping[str, Any]) -> Iterator[tuple[str, type, dict[str,
         kind = class_of(node) if isinstance(node, dict) else None
         if kind is not None and issubclass(kind, WeightAveraging | StochasticWeightAveraging | EWGSDelta | Checkpoints):
             yield key, kind, node
-
-
-def _found(config: Mapping[str, Any], kind: type) -> tuple[str, Any]:
-    return next(((key, node) for key, each, node in _callbacks(config) if each is kind), ("", None))
 
 
 def _arguments(kind: type, node: Mapping[str, Any]) -> dict[str, Any]:

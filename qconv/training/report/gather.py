@@ -98,14 +98,8 @@ def network_of(run: FinishedRun) -> Network:
     if _names_network(run.folder):
         model, header, pictures = load_for_pictures(run.folder / PACKED)
         return Network(model, tuple(pictures.size), header.classes or ())
-    data: Any = run.data
-    if (run.folder / PACKED).is_file():
-        model = run.model()
-    elif (run.folder / BEST).is_file():
-        model = run.trained()
-    else:
-        model = run.untrained()
-    return network_for(model, data)
+    has_weights = any((run.folder / name).is_file() for name in (PACKED, BEST))
+    return network_for(run.model() if has_weights else run.untrained(), run.data)
 
 
 def network_for(model: nn.Module, data: Any) -> Network:
