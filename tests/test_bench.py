@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pictures import draw_tree, noise
+from runs import rows_of
 from torch import nn
 
 import qconv
@@ -31,7 +32,7 @@ def test_a_row_for_each_case_and_scheme(options: list[str], tmp_path: Path, caps
     for _ in range(2):
         arguments = [*QUICK, "--case", "8@6", "--scheme", "identity", "bnn", "--csv", str(file), *options]
         assert main(arguments) == 0
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = rows_of(file)
     assert [row["scheme"] for row in rows] == ["identity()", "bnn()"] * 2
     assert all(float(row["ratio"]) > 0 and row["machine"] and row["torch"] for row in rows)
     printed = capsys.readouterr().out.splitlines()
@@ -42,7 +43,7 @@ def test_a_row_for_each_case_and_scheme(options: list[str], tmp_path: Path, caps
 def test_rows_of_lean_models(tmp_path: Path) -> None:
     file = tmp_path / "results.csv"
     assert main([*QUICK, "--case", "64@16", "--scheme", "bnn", "--lean", "--csv", str(file)]) == 0
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = rows_of(file)
     assert [row["lean"] for row in rows] == ["", "exact", "fast"]
     saved = [float(row["quantized_saved_mib"]) for row in rows]
     assert saved[0] == float(rows[0]["float_saved_mib"]) > 8 * max(saved[1:])
@@ -111,7 +112,7 @@ def test_pictures_a_second(pictures: Path, capsys: pytest.CaptureFixture[str]) -
     prepare_pictures(pictures, prepared)
     sides = ["--small", str(pictures), "--large", str(pictures), "--prepared", str(prepared)]
     assert main(["bench", "data", *sides, "--rounds", "2", "--batch-size", "4", "--csv", str(file)]) == 0
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = rows_of(file)
     assert [row["pictures"] for row in rows] == ["small", "large", "prepared", "prepared, bytes"]
     assert all(float(row["ratio"]) > 0 and row["cpu"] and row["torch"] for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == 5
@@ -121,7 +122,7 @@ def test_binary_convolutions(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file = tmp_path / "results.csv"
     arguments = ["bench", "binary-conv", "--case", "8@5", "70@4", "--batch-size", "1", "2", "--rounds", "2"]
     assert main([*arguments, "--csv", str(file)]) == 0
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = rows_of(file)
     assert [row["layer"] + " × " + row["batch_size"] for row in rows] == ["8@5 × 1", "70@4 × 1", "8@5 × 2", "70@4 × 2"]
     assert all(float(row["ratio"]) > 0 and row["cpu"] and row["commit"] for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == 5
@@ -198,7 +199,7 @@ def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(Path(__file__).parent)
     command = ["bench", "model", "test_bench:pair", "--seconds", "0", "--batch-size", "2"]
     assert main([*command, "--csv", str(tmp_path / "forms.csv")]) == 0
-    rows = list(csv.DictReader((tmp_path / "forms.csv").read_text().splitlines()))
+    rows = rows_of(tmp_path / "forms.csv")
     found = [(row["form"], row["accuracy"]) for row in rows]
     assert found[1:4] == [("trained", "0.75"), ("frozen", "0.75"), ("ONNX", "")]
     assert found[4] == ("float, ONNX Runtime", "")
