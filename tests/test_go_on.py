@@ -323,6 +323,12 @@ SCHEDULES = {
     ),
     "cosine": lambda optimizer, total_steps: lr_scheduler.CosineAnnealingLR(optimizer, total_steps),
     "a step": lambda optimizer, total_steps: lr_scheduler.StepLR(optimizer, total_steps * 3 // 4),
+    "one after another": lambda optimizer, total_steps: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1, 1, 2), lr_scheduler.CosineAnnealingLR(optimizer, total_steps - 2)],
+        [2],
+    ),
+    "without a length": lambda optimizer, total_steps: lr_scheduler.ExponentialLR(optimizer, 0.9),
 }
 
 
@@ -381,25 +387,6 @@ def test_another_number_of_steps_in_an_epoch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"an epoch has 4 optimizer steps now, and 7 so far: resume with as many"):
         fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt", accumulate_grad_batches=2)
     fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt")
-
-
-def test_schedules_that_keep_their_length(tmp_path: Path) -> None:
-    def warm(optimizer: Any, total_steps: int) -> Any:
-        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)]
-        parts.append(lr_scheduler.CosineAnnealingLR(optimizer, total_steps - 2))  # pyright: ignore[reportArgumentType]
-        return lr_scheduler.SequentialLR(optimizer, parts, [2])  # pyright: ignore[reportArgumentType]
-
-    def exponential(optimizer: Any, total_steps: int) -> Any:
-        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)]
-        return lr_scheduler.SequentialLR(optimizer, parts, [2])
-
-    rates = Rates((1, BATCHES - 1), tmp_path / "a.ckpt")
-    fitted(rates, warm)
-    with pytest.raises(ValueError, match=r"has 56 optimizer steps now, and 28 so far, which .*\(SequentialLR\) can't"):
-        fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
-    fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt")
-    fitted(rates, exponential)
-    fitted(rates, exponential, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
 
 
 def test_steps_that_epochs_do_not_decide(tmp_path: Path) -> None:
