@@ -29,8 +29,8 @@ from .step_counts import (
     STEPS,
     TOTAL,
     check_steps,
-    check_takes_steps,
     follow_length,
+    schedule_of,
     steps_per_epoch,
 )
 from .trained_on import TRAINED_ON, check_same, trained_on
@@ -264,9 +264,8 @@ class Classifier(LightningModule):
             rule.attach(self.model, optimizer, total_steps=self.total_steps)
         if self.make_scheduler is None:
             return optimizer
-        check_takes_steps(self.make_scheduler)
         rates = {float(group["lr"]) for group in optimizer.param_groups}
-        scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
+        scheduler = schedule_of(self.make_scheduler, optimizer, int(self.trainer.estimated_stepping_batches))
         started = {float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups}
         if len(rates) > 1 and len(started) == 1:
             raise ValueError(

@@ -1,13 +1,13 @@
 """What counts optimizer steps in a checkpoint, for a run that goes on to another end."""
 
 import copy
-import inspect
 import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from pytorch_lightning import Trainer
+from torch.optim import Optimizer
 
 STEPS = "steps_per_epoch"
 """The checkpoint's key for the number of optimizer steps in an epoch."""
@@ -28,19 +28,19 @@ def steps_per_epoch(trainer: Trainer) -> int | None:
     return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
 
 
-def check_takes_steps(make_scheduler: Callable[..., Any]) -> None:
-    """Raise a ValueError unless a schedule takes ``total_steps``; torch's schedules over epochs do not."""
+def schedule_of(make: Callable[..., Any], optimizer: Optimizer, total: int) -> Any:
+    """Return the schedule; raise a ValueError if it takes no ``total_steps``, as torch's schedules over epochs."""
     try:
-        parameters = inspect.signature(make_scheduler).parameters.values()
-    except (TypeError, ValueError):  # it can't be asked
-        return
-    if not any(each.name == "total_steps" or each.kind is each.VAR_KEYWORD for each in parameters):
-        made = getattr(make_scheduler, "func", make_scheduler)
+        return make(optimizer, total_steps=total)
+    except TypeError as error:
+        if "unexpected keyword argument 'total_steps'" not in str(error):
+            raise
+        made = getattr(make, "func", make)
         raise ValueError(
             f"scheduler ({getattr(made, '__name__', made)}) must take total_steps: schedules change after each step, "
             "not after each epoch. Use scheduler=steps, cosine, linear or constant, or your own function "
             "(optimizer, total_steps) that returns one"
-        )
+        ) from error
 
 
 def follow_length(scheduler: Any, make: Callable[..., Any], total: int) -> Any:
