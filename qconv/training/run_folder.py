@@ -100,10 +100,6 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
 
     Of several processes of one run, the first does so. The lock ends with the process, however it ends, so a run that
     was killed can be restarted at once.
-
-    Raises:
-        RunFolderError: another process holds it, or as for `check_free`.
-        OSError: it cannot be written.
     """
     if not is_first_process():
         yield
