@@ -16,8 +16,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from qconv.cli import train as program
 from qconv.training import load_checkpoint
+from qconv.training.run import train
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
@@ -75,7 +75,7 @@ def send(number: signal.Signals, epoch: int, batch: int) -> str:
 def terminate(epoch: int, batch: int, folder: Path, *words: str) -> None:
     """Trains in this process until SIGTERM comes."""
     with pytest.raises(SIGTERMException):
-        program.train(config(*words, send(signal.SIGTERM, epoch, batch), f"run_dir={folder}"))
+        train(config(*words, send(signal.SIGTERM, epoch, batch), f"run_dir={folder}"))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 

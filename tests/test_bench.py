@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pictures import draw_tree, noise
+from runs import rows_of
 from torch import nn
 
 import qconv
@@ -31,7 +32,7 @@ def test_a_row_for_each_case_and_scheme(options: list[str], tmp_path: Path, caps
     for _ in range(2):
         arguments = [*QUICK, "--case", "8@6", "--scheme", "identity", "bnn", "--csv", str(file), *options]
         assert main(arguments) == 0
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = rows_of(file)
     assert [row["scheme"] for row in rows] == ["identity()", "bnn()"] * 2
     assert all(float(row["ratio"]) > 0 and row["machine"] and row["torch"] for row in rows)
     printed = capsys.readouterr().out.splitlines()
@@ -42,7 +43,7 @@ def test_a_row_for_each_case_and_scheme(options: list[str], tmp_path: Path, caps
 def test_rows_of_lean_models(tmp_path: Path) -> None:
     file = tmp_path / "results.csv"
     assert main([*QUICK, "--case", "64@16", "--scheme", "bnn", "--lean", "--csv", str(file)]) == 0
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = rows_of(file)
     assert [row["lean"] for row in rows] == ["", "exact", "fast"]
     saved = [float(row["quantized_saved_mib"]) for row in rows]
     assert saved[0] == float(rows[0]["float_saved_mib"]) > 8 * max(saved[1:])
@@ -81,7 +82,7 @@ def test_a_peak_that_is_not_measured() -> None:
         (["bench", "data"], "name --small, --large or both"),
         (["bench", "data", "--small", "a", "--prepared", "b"], "--prepared needs --large"),
         (["bench", "binary-conv", "--case", "8"], "case (='8') must be CHANNELS@SIZE"),
-        (["bench", "binary-conv", "--case", "8@5", "--batch-size", "0"], "batch_size (=0) and rounds (="),
+        (["bench", "binary-conv", "--case", "8@5", "--batch-size", "0"], "batch_size (=0) must be at least 1"),
         (["bench", "model", "test_bench:none"], "module test_bench has no 'none'"),
         (["bench", "model", "test_bench:_few"], "must return (float model, quantized model, images)"),
         (["bench", "model", "no_such_module:pair"], "No module named 'no_such_module'"),
@@ -111,7 +112,7 @@ def test_pictures_a_second(pictures: Path, capsys: pytest.CaptureFixture[str]) -
     prepare_pictures(pictures, prepared)
     sides = ["--small", str(pictures), "--large", str(pictures), "--prepared", str(prepared)]
     assert main(["bench", "data", *sides, "--rounds", "2", "--batch-size", "4", "--csv", str(file)]) == 0
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = rows_of(file)
     assert [row["pictures"] for row in rows] == ["small", "large", "prepared", "prepared, bytes"]
     assert all(float(row["ratio"]) > 0 and row["cpu"] and row["torch"] for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == 5
@@ -121,7 +122,7 @@ def test_binary_convolutions(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file = tmp_path / "results.csv"
     arguments = ["bench", "binary-conv", "--case", "8@5", "70@4", "--batch-size", "1", "2", "--rounds", "2"]
     assert main([*arguments, "--csv", str(file)]) == 0
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = rows_of(file)
     assert [row["layer"] + " × " + row["batch_size"] for row in rows] == ["8@5 × 1", "70@4 × 1", "8@5 × 2", "70@4 × 2"]
     assert all(float(row["ratio"]) > 0 and row["cpu"] and row["commit"] for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == 5
@@ -193,33 +194,12 @@ def test_forms_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(result).splitlines()[3].split() == ["frozen", *"––––"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"images": torch.zeros(2, 1, 8, 8, dtype=torch.uint8)}, r"images \(torch.uint8\) must be a float tensor"),
-        ({"images": torch.zeros(0, 1, 8, 8)}, "images must hold at least one image"),
-        ({"labels": torch.zeros(3)}, r"labels \(of shape \(3,\)\) must be one for each of the 8 images"),
-        ({"labels": [0] * 8}, r"labels \(list\) must be a tensor"),
-        ({"batch_sizes": (1, 0)}, r"batch_sizes\[1\] \(=0\) must be at least 1"),
-        ({"batch_sizes": (1.5,)}, r"batch_sizes\[0\] \(=1.5\) must be a whole number"),
-        ({"batch_sizes": 4}, r"batch_sizes \(=4\) must be a sequence of whole numbers"),
-        ({"batch_sizes": ()}, r"batch_sizes \(=\(\)\) must hold at least one number"),
-        ({"quantized": None}, r"quantized \(=None\) must be a torch.nn.Module"),
-    ],
-)
-def test_forms_of_nothing(change: dict[str, Any], message: str) -> None:
-    network, quantized, images, labels = pair()
-    arguments: dict[str, Any] = {"float_model": network, "quantized": quantized, "images": images, "labels": labels}
-    with pytest.raises((TypeError, ValueError), match=message):
-        qconv.compare_models(**{**arguments, **change})
-
-
 def test_a_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "find_spec", lambda name: None)
     monkeypatch.syspath_prepend(Path(__file__).parent)
     command = ["bench", "model", "test_bench:pair", "--seconds", "0", "--batch-size", "2"]
     assert main([*command, "--csv", str(tmp_path / "forms.csv")]) == 0
-    rows = list(csv.DictReader((tmp_path / "forms.csv").read_text().splitlines()))
+    rows = rows_of(tmp_path / "forms.csv")
     found = [(row["form"], row["accuracy"]) for row in rows]
     assert found[1:4] == [("trained", "0.75"), ("frozen", "0.75"), ("ONNX", "")]
     assert found[4] == ("float, ONNX Runtime", "")

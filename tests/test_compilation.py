@@ -57,21 +57,9 @@ def names(model: nn.Module, scheme: schemes.Scheme, skip: tuple[str, ...] = ()) 
 @pytest.mark.parametrize(
     ("asked", "scheme", "count", "mode", "told"),
     [
-        (
-            "auto",
-            schemes.bwn(),
-            14_999,
-            False,
-            "compile: auto, off, because 14,999 images in all epochs are few for 1",
-        ),
+        ("auto", schemes.bwn(), 14_999, False, "compile: auto, off, because 14,999 images in all epochs are few for 1"),
         ("auto", schemes.bwn(), 15_000, True, ""),
-        (
-            "auto",
-            LAYERWISE,
-            100_000,
-            False,
-            "compile: auto, off, because 100,000 images in all epochs are few for ",
-        ),
+        ("auto", LAYERWISE, 100_000, False, "compile: auto, off, because 100,000 images in all epochs are few for "),
         ("auto", LAYERWISE, None, True, ""),
         ("reduce-overhead", LAYERWISE, 1, "reduce-overhead", ""),
         (False, LAYERWISE, None, False, ""),

@@ -28,8 +28,9 @@ from qconv.models import small_cnn
 from qconv.runs.run_files import LOCK
 from qconv.training import Classifier, load_checkpoint, make_trainer, schedules
 from qconv.training.go_on import changes
+from qconv.training.run import evaluate, train
 from qconv.training.run_folder import RunFolderError, claimed
-from qconv.training.step_counts import check_takes_steps
+from qconv.training.step_counts import schedule_of
 from qconv.training.stored_config import stored_config
 
 TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=constant", "report=false")
@@ -39,7 +40,7 @@ TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=consta
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two epochs."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    program.train(config(*TWO, f"run_dir={folder}"))
+    train(config(*TWO, f"run_dir={folder}"))
     return folder
 
 
@@ -122,7 +123,7 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
         "trainer.max_epochs: 2 → 3. No schedule depends on it: the result is the same as of 3 epochs from the start."
         in said
     )
-    program.train(config(*TWO, "trainer.max_epochs=3", f"run_dir={tmp_path / 'three'}"))
+    train(config(*TWO, "trainer.max_epochs=3", f"run_dir={tmp_path / 'three'}"))
     assert same_files(one, tmp_path / "three")
     assert json.loads((one / "result.json").read_text())["epochs"] == 3
 
@@ -152,7 +153,7 @@ def test_a_schedule_keeps_the_rates_that_rules_ask_for(told: Callable[..., str])
     said = told(*short, "+scheduler.max_lr=0.01", "run_dir=one")
     assert "scheduler (OneCycleLR) sets the learning rate of all groups of parameters to 0.0004" in said
     assert "but the rules of the optimizer ask for 0.001, 0.01: pass a list" in said
-    program.train(config(*short, "+scheduler.max_lr=[0.01,0.001]", "run_dir=two"))
+    train(config(*short, "+scheduler.max_lr=[0.01,0.001]", "run_dir=two"))
 
 
 RULES = {"step_rules": [{"_target_": "qconv.optim.OvSW"}], "data": {"progressive_size": {"start": 0.5}}}
@@ -322,17 +323,22 @@ SCHEDULES = {
     ),
     "cosine": lambda optimizer, total_steps: lr_scheduler.CosineAnnealingLR(optimizer, total_steps),
     "a step": lambda optimizer, total_steps: lr_scheduler.StepLR(optimizer, total_steps * 3 // 4),
+    "one after another": lambda optimizer, total_steps: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1, 1, 2), lr_scheduler.CosineAnnealingLR(optimizer, total_steps - 2)],
+        [2],
+    ),
+    "without a length": lambda optimizer, total_steps: lr_scheduler.ExponentialLR(optimizer, 0.9),
 }
 
 
-@pytest.mark.parametrize("make", [lr_scheduler.StepLR, partial(lr_scheduler.CosineAnnealingLR, T_max=5)])
+@pytest.mark.parametrize("make", [partial(lr_scheduler.StepLR, step_size=1), lr_scheduler.CosineAnnealingLR])
 def test_a_schedule_that_counts_epochs(make: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"scheduler \((StepLR|CosineAnnealingLR)\) must take total_steps: schedules ch"
-    ):
-        check_takes_steps(make)
-    for fits in (*SCHEDULES.values(), partial(lr_scheduler.OneCycleLR, max_lr=0.1), lambda optimizer, **options: None):
-        check_takes_steps(fits)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(()))])
+    with pytest.raises(ValueError, match=r"scheduler \((Step|CosineAnnealing)LR\) must take total_steps: schedules ch"):
+        schedule_of(make, optimizer, 9)
+    with pytest.raises(TypeError, match="max_lr"):
+        schedule_of(lr_scheduler.OneCycleLR, optimizer, 9)
 
 
 class Rates(Callback):
@@ -382,25 +388,6 @@ def test_another_number_of_steps_in_an_epoch_is_refused(tmp_path: Path) -> None:
     fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt")
 
 
-def test_schedules_that_keep_their_length(tmp_path: Path) -> None:
-    def warm(optimizer: Any, total_steps: int) -> Any:
-        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)]
-        parts.append(lr_scheduler.CosineAnnealingLR(optimizer, total_steps - 2))  # pyright: ignore[reportArgumentType]
-        return lr_scheduler.SequentialLR(optimizer, parts, [2])  # pyright: ignore[reportArgumentType]
-
-    def exponential(optimizer: Any, total_steps: int) -> Any:
-        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)]
-        return lr_scheduler.SequentialLR(optimizer, parts, [2])
-
-    rates = Rates((1, BATCHES - 1), tmp_path / "a.ckpt")
-    fitted(rates, warm)
-    with pytest.raises(ValueError, match=r"has 56 optimizer steps now, and 28 so far, which .*\(SequentialLR\) can't"):
-        fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
-    fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt")
-    fitted(rates, exponential)
-    fitted(rates, exponential, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
-
-
 def test_steps_that_epochs_do_not_decide(tmp_path: Path) -> None:
     """`max_steps` ends a training of one's own."""
     rates = Rates((1, 3), tmp_path / "a.ckpt")
@@ -430,7 +417,7 @@ ONE = (*QUICK[:2], "trainer.max_epochs=1", "report=false")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of one epoch, below `outputs`."""
     folder = tmp_path_factory.mktemp("runs") / "outputs" / "day" / "a"
-    program.train(config(*ONE, f"run_dir={folder}"))
+    train(config(*ONE, f"run_dir={folder}"))
     return folder
 
 
@@ -446,15 +433,15 @@ def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
         ((f"resume={run.parent / 'b'}",), "holds a run already"),
     ):
         with pytest.raises(RunFolderError, match=hint):
-            program.train(config(*ONE, f"run_dir={run}", *more))
+            train(config(*ONE, f"run_dir={run}", *more))
     with pytest.raises(ValueError, match=r"was trained with data .*seed=1.* this run has .*seed=2"):
-        program.train(config(*ONE, f"run_dir={run}", "resume=auto", "seed=2"))
+        train(config(*ONE, f"run_dir={run}", "resume=auto", "seed=2"))
     with pytest.raises(RunFolderError, match=r"resume=auto needs the folder of the run: add run_dir=FOLDER"):
-        program.train(config(*ONE, "run_dir=outputs/2026-01-31/12-00-00", "resume=auto"))
+        train(config(*ONE, "run_dir=outputs/2026-01-31/12-00-00", "resume=auto"))
     with pytest.raises(ValueError, match=r"checkpoints.folder \(=.*elsewhere\) must be .*new/checkpoints, from which"):
-        program.train(config(*ONE, f"run_dir={run.parent / 'new'}", "callbacks.checkpoints.folder=elsewhere"))
+        train(config(*ONE, f"run_dir={run.parent / 'new'}", "callbacks.checkpoints.folder=elsewhere"))
     with pytest.raises(RunFolderError, match=r"of another checkpoint than elsewhere/best.ckpt"):
-        program.evaluate(config(*ONE, f"run_dir={run}", "evaluate=elsewhere/best.ckpt"))
+        evaluate(config(*ONE, f"run_dir={run}", "evaluate=elsewhere/best.ckpt"))
     assert content(run) == before
 
 
@@ -481,35 +468,35 @@ def test_hydra_leaves_a_run_that_is_there_as_it_is(run: Path, tmp_path: Path, mo
 
 def test_the_line_of_a_requeued_job_starts_and_goes_on(tmp_path: Path) -> None:
     line = (*ONE, f"run_dir={tmp_path}", "resume=auto")
-    assert program.train(config(*line)).about["resumed_from"] is None
+    assert train(config(*line)).about["resumed_from"] is None
     last = tmp_path / "checkpoints/last.ckpt"
     result = (tmp_path / "result.json").read_text()
-    again = program.train(config(*line))
+    again = train(config(*line))
     assert again.about["resumed_from"] == str(tmp_path)
     assert again.test_loss == json.loads(result)["test_loss"]
     last.unlink()
     with pytest.raises(RunFolderError, match=r"holds a run already \(checkpoints/best.ckpt\): name another folder"):
-        program.train(config(*line))
+        train(config(*line))
     for name in ("result.json", "model.safetensors"):  # as after a kill between the first two checkpoints
         (tmp_path / name).unlink()
     with pytest.raises(RunFolderError, match="holds a run already"):
-        program.train(config(*line, "seed=2"))
-    assert program.train(config(*line)).about["resumed_from"] is None
+        train(config(*line, "seed=2"))
+    assert train(config(*line)).about["resumed_from"] is None
 
 
 def test_an_evaluation_leaves_the_run_as_it_is(run: Path, tmp_path: Path) -> None:
     best = run / "checkpoints/best.ckpt"
     before = content(run)
-    program.evaluate(config(*ONE, f"run_dir={run}", f"evaluate={best}"))
+    evaluate(config(*ONE, f"run_dir={run}", f"evaluate={best}"))
     assert {**content(run), **before} == content(run)
     assert content(run).keys() - before.keys() == {str(run / "evaluation.json")}
     other = (*ONE, f"run_dir={tmp_path}")
     for _ in range(2):
-        program.evaluate(config(*other, f"evaluate={best}"))
+        evaluate(config(*other, f"evaluate={best}"))
     with pytest.raises(RunFolderError, match=r"has evaluation.json of another checkpoint"):
-        program.evaluate(config(*other, f"evaluate={run / 'checkpoints/last.ckpt'}"))
+        evaluate(config(*other, f"evaluate={run / 'checkpoints/last.ckpt'}"))
     with pytest.raises(RunFolderError, match=r"holds a run already \(evaluation.json\): name another"):
-        program.train(config(*other))
+        train(config(*other))
     (run / "evaluation.json").unlink()
 
 
@@ -528,7 +515,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(RunFolderError, match=r"another process is writing into run_dir .*: name another folder"):
-            program.train(config(*ONE, f"run_dir={tmp_path}"))
+            train(config(*ONE, f"run_dir={tmp_path}"))
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
         other.kill()
     with claimed(config(*ONE, f"run_dir={tmp_path}")):  # at once: the lock has ended with its process

@@ -567,5 +567,5 @@ def test_the_start_of_a_run() -> None:
         model, _ = quantized_model(config("model.width=32", f"weight_init={choice}"), data)
         weight = model.get_parameter("blocks.1.conv.weight").detach().flatten(1)
         assert weight.std().item() / (2 / weight.shape[1]) ** 0.5 == pytest.approx(layer, abs=0.02)
-    with pytest.raises(ValueError, match=r"weight_init \(='he'\) must be one of 'default', 'he_normal'"):
+    with pytest.raises(ValueError, match=r"weight_init \(='he'\) must be 'default' or 'he_normal'"):
         quantized_model(config("weight_init=he"), data)

@@ -17,7 +17,7 @@ from runs import config
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from qconv.cli import main as cli, train as program
+from qconv.cli import main as cli
 from qconv.cli.configs import folder as configs
 from qconv.data import (
     BrokenPictureError,
@@ -32,6 +32,7 @@ from qconv.data import (
 from qconv.data.prepared_files import Form
 from qconv.training import Classifier, make_trainer
 from qconv.training.finished import FinishedRun
+from qconv.training.run import train
 from qconv.training.stored_config import stored_config
 from qconv.training.trained_on import (
     SPLITTING,
@@ -75,7 +76,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, count in (("train", 60), ("test", 20)):
         draw(place / "data", split, count)
     words = ("data=image_folder", "data.val_size=0.2", "data.augment=[]", *folder_words(place / "data", place))
-    result = program.train(config(*SHORT, *words, f"run_dir={place / 'run'}"))
+    result = train(config(*SHORT, *words, f"run_dir={place / 'run'}"))
     assert result.test_accuracy == 1
     return place / "run"
 
@@ -107,7 +108,7 @@ def test_pictures_elsewhere_are_seen_as_those_of_the_training(other: Path, tmp_p
     elsewhere.cfg = cfg
     data = cast(Any, elsewhere.data)
     assert (data.image_size, data.normalize) == ((12, 12), own)
-    assert elsewhere.examples(3, "test").shape == (3, 1, 12, 12)
+    assert elsewhere.labelled(3, "test")[0].shape == (3, 1, 12, 12)
     assert trained.labelled(8, "test")[1].unique().tolist() == [0, 1]  # though those of class 0 are stored first
 
 
@@ -129,7 +130,7 @@ def test_other_classes_are_refused(
     assert cli(["evaluate", str(other), f"data.root={tmp_path / 'data'}"]) == 1
     assert says in capsys.readouterr().err
     with pytest.raises(ValueError, match="was trained "):
-        program.train(
+        train(
             config(
                 *SHORT,
                 *("data=image_folder", "data.val_size=0.2", "data.augment=[]"),
@@ -149,7 +150,7 @@ def test_a_run_does_not_go_on_with_more_pictures(
         monkeypatch.chdir(tmp_path)
         cfg = stored_config(other, [f"data.root={tmp_path / 'data'}", "trainer.max_epochs=3", *words], configs())
         cfg.resume = str(other)
-        program.train(cfg)
+        train(cfg)
 
     shutil.copy(tmp_path / "data/train/dark/0.png", tmp_path / "data/train/dark/new.png")
     with pytest.raises(ValueError, match=r"was trained on 96 images and there are 97 now, so it may have been trained"):
@@ -279,7 +280,7 @@ def test_a_run_on_12_bits_says_how_it_reads_files(tmp_path: Path) -> None:
     """To `predict`, and to an evaluation elsewhere."""
     root, run = stripes(tmp_path / "data", 16), tmp_path / "run"
     words = ("data=image_folder", "data.val_size=0.2", "data.augment=[]", "data.pixel_range=[1000,1500]")
-    result = program.train(config(*SHORT, *words, *folder_words(root, tmp_path), f"run_dir={run}"))
+    result = train(config(*SHORT, *words, *folder_words(root, tmp_path), f"run_dir={run}"))
     assert result.test_accuracy is not None
     assert result.test_accuracy > 0.7
     assert evaluated(run, f"data.root={stripes(tmp_path / 'other', 16)}") == result.test_accuracy
@@ -363,21 +364,21 @@ def test_a_network_that_starts_from_another_is_tested_on_the_same_pictures(
         "__init__",
         lambda self, *args, **more: (original(self, *args, **more), made.append(self))[0],
     )
-    program.train(config(*words, *place, "+data.split_by=number", f"run_dir={tmp_path / 'one'}"))
+    train(config(*words, *place, "+data.split_by=number", f"run_dir={tmp_path / 'one'}"))
     before = tested()
     best = f"init_from={tmp_path / 'one/checkpoints/best.ckpt'}"
-    program.train(config(*words, *place, best, f"run_dir={tmp_path / 'two'}"))
+    train(config(*words, *place, best, f"run_dir={tmp_path / 'two'}"))
     assert tested() == before
     assert "may have been trained on" not in told(capsys)
     otherwise = ("data.val_size=0.3", "+data.split_by=name")
-    program.train(config(*words, *place, best, *otherwise, f"run_dir={tmp_path / 'other'}"))
+    train(config(*words, *place, best, *otherwise, f"run_dir={tmp_path / 'other'}"))
     said = told(capsys).partition("/one/checkpoints/best.ckpt: ")[2]
     assert said.startswith(
         "its run divided this folder differently (data.val_size: 0.1 → 0.3, data.split_by: number → name), "
         "so it may have been trained on images that validate or are tested now"
     ), said[:300]
     draw(tmp_path / "data", ".", 21)
-    program.train(config(*words, *place, best, f"run_dir={tmp_path / 'more'}"))
+    train(config(*words, *place, best, f"run_dir={tmp_path / 'more'}"))
     assert "differently (some have another name or class now), so it may" in told(capsys)
-    program.train(config(*words, *place, f"run_dir={tmp_path / 'three'}"))
+    train(config(*words, *place, f"run_dir={tmp_path / 'three'}"))
     assert tested() != before

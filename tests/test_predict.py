@@ -17,7 +17,7 @@ from PIL import Image
 import qconv
 from qconv import schemes
 from qconv.cli import main
-from qconv.cli.image_files import picture_files
+from qconv.cli.predict import picture_files
 from qconv.cli.source import Source
 from qconv.images import DecodingError, centre_crop
 from qconv.inference import FrozenModel, freeze

@@ -18,16 +18,17 @@ from runs import config
 from torch import Tensor
 
 from qconv.cli import main, report as command
-from qconv.cli.train import train
 from qconv.images import Normalize
+from qconv.runs.run_files import PAGE, PREDICTIONS
 from qconv.training.callbacks.test_predictions import TestPredictions
 from qconv.training.finished import FinishedRun
-from qconv.training.report import leave
 from qconv.training.report.classes import class_rows, confusion, interval, worst_pairs
 from qconv.training.report.figures import trend
 from qconv.training.report.gather import Report, gather, network_of, predict
 from qconv.training.report.page import pace, render, whole_percent
 from qconv.training.report.predictions import MISTAKES, SIDE, Predictions
+from qconv.training.run import train
+from qconv.training.shipping import leave_report
 
 RUN = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2")
 SECTIONS = ("trained", "curves", "confusion", "classes", "mistakes", "diagnostics", "latency", "load")
@@ -80,7 +81,7 @@ def report(run: Path) -> Report:
 
 
 def test_the_page_of_a_run(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (run / leave.PAGE).read_text()
+    text = (run / PAGE).read_text()
     page = Page(text)
     assert tuple(each["id"] for each in page.of("section")) == SECTIONS
     result = json.loads((run / "result.json").read_text())
@@ -161,6 +162,7 @@ def test_classes() -> None:
     assert [whole_percent(share) for share in (-1e-7, 0.001, 0.126, 1.0)] == ["0 %", "<1 %", "13 %", "100 %"]
     assert trend([0.5, 1.0, 0.0]) == "1.0,9.0 32.0,2.0 63.0,16.0"
     assert len(trend([1.0] * 1000).split()) <= 64
+    assert [pace(speed) for speed in (2.5, 0.4)] == ["2.5 times as fast", "2.5 times slower"]
 
 
 def batch(count: int, classes: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,10 +243,10 @@ def test_an_interrupted_run_and_one_of_an_earlier_version(
     monkeypatch.setattr(command, "SECONDS", 0.0)
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
-    for name in (leave.PAGE, leave.PREDICTIONS):
+    for name in (PAGE, PREDICTIONS):
         (folder / name).unlink()
     assert main(["report", str(folder)]) == 0  # tests the network once more
-    assert Predictions.load(folder / leave.PREDICTIONS).labels.equal(Predictions.load(run / leave.PREDICTIONS).labels)
+    assert Predictions.load(folder / PREDICTIONS).labels.equal(Predictions.load(run / PREDICTIONS).labels)
     for name in ("result.json", "model.safetensors", "checkpoints/best.ckpt"):
         (folder / name).unlink()
     assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
@@ -257,7 +259,7 @@ def test_an_interrupted_run_and_one_of_an_earlier_version(
     (folder / "metrics.csv").unlink()
     shutil.rmtree(folder / "checkpoints")
     assert main(["report", str(folder)]) == 0
-    assert "No epoch has ended yet" in (folder / leave.PAGE).read_text()
+    assert "No epoch has ended yet" in (folder / PAGE).read_text()
     for arguments, message in (
         ([str(tmp_path / "none")], "there is no folder"),
         ([str(folder), "--out", str(tmp_path / "none/page.html")], "there is no folder"),
@@ -273,14 +275,14 @@ def test_a_report_that_fails_is_no_failure_of_the_run(
     cfg = config(*RUN, f"run_dir={tmp_path}")
     decisions = TestPredictions()
     for page in (False, True):
-        (tmp_path / leave.PREDICTIONS).touch()
+        (tmp_path / PREDICTIONS).touch()
         if page:
-            (tmp_path / leave.PAGE).mkdir()
-        leave.leave_report(cfg, torch.nn.Identity(), data, decisions)
+            (tmp_path / PAGE).mkdir()
+        leave_report(cfg, torch.nn.Identity(), data, decisions)
         assert "no report is written: " in capsys.readouterr().out
-    (tmp_path / leave.PAGE).rmdir()
-    (tmp_path / leave.PAGE).touch()
-    leave.leave_report(config(*RUN, f"run_dir={tmp_path}", "report=false"), torch.nn.Identity(), data, decisions)
+    (tmp_path / PAGE).rmdir()
+    (tmp_path / PAGE).touch()
+    leave_report(config(*RUN, f"run_dir={tmp_path}", "report=false"), torch.nn.Identity(), data, decisions)
     assert not list(tmp_path.glob("[!.]*"))
     assert capsys.readouterr().out == ""
 
@@ -314,7 +316,7 @@ def test_in_a_browser(run: Path, report: Report, tmp_path: Path) -> None:
     wide.write_text(render(replace(report, classes=names, folder="/a" * 200)))
     look = tmp_path / "look.html"
     look.write_text(LOOK)
-    for file in (run / leave.PAGE, wide):
+    for file in (run / PAGE, wide):
         browser = subprocess.run(
             [
                 *(str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"),
@@ -336,8 +338,3 @@ def test_in_a_browser(run: Path, report: Report, tmp_path: Path) -> None:
             assert min(each["heights"].values()) > 80
             assert (each["broken"], each["small"], each["drawn"]) == (0, 0, 3)
         assert math.fsum(narrow["heights"].values()) > math.fsum(broad["heights"].values())
-
-
-@pytest.mark.parametrize(("speed", "said"), [(2.5, "2.5 times as fast"), (0.4, "2.5 times slower")])
-def test_speeds_are_said_in_words(speed: float, said: str) -> None:
-    assert pace(speed) == said

@@ -18,12 +18,12 @@ from PIL import Image
 from runs import config
 from torch import Tensor
 
-from qconv.cli import train as program
 from qconv.data import BrokenPictureError, ShardError, WebDatasetDataModule
 from qconv.data.large import Crop
 from qconv.data.loader import EpochOrder
 from qconv.data.shards import LANES, ShardLoader, ShardStream
 from qconv.images import ReadingError
+from qconv.training.run import train
 
 COUNTS = (7, 1, 30, 12)
 
@@ -188,7 +188,7 @@ def test_over_http(server: tuple[str, list[str]], folder: Path) -> None:
 def test_a_run(folder: Path) -> None:
     small = ("data.image_size=16", "data.resize=20", "data.batch_size=10", "trainer=cpu", "trainer.max_epochs=2")
     where = (f"data.train='{folder}/train-{{0..3}}.tar'", f"data.test={folder}/test.tar", "model=resnet20")
-    assert program.train(config("data=webdataset", *small, *where, f"run_dir={folder / 'run'}")).epochs == 2
+    assert train(config("data=webdataset", *small, *where, f"run_dir={folder / 'run'}")).epochs == 2
 
 
 def test_broken_pictures_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

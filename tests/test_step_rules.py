@@ -17,10 +17,10 @@ from torch.nn.utils.prune import l1_unstructured
 
 import qconv
 from qconv import schemes
-from qconv.cli import train as program
 from qconv.ground.table import read_csv
 from qconv.optim import Oscillations, OvSW, StepRule, dampening_penalty
 from qconv.optim.step_rules import at, since
+from qconv.training.run import train
 
 
 def network(scheme: qconv.Scheme, seed: int = 0) -> nn.Sequential:
@@ -388,14 +388,14 @@ def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
         "step_rules=[{_target_: qconv.optim.Oscillations, freeze: [0.03, 0.01], momentum: 0.01}]",
     ]
     whole, parts, plain = (tmp_path / name for name in ("whole", "parts", "plain"))
-    program.train(config(*words, "dampening=0.1", f"run_dir={whole}"))
+    train(config(*words, "dampening=0.1", f"run_dir={whole}"))
     rows = read_csv(whole / "diagnostics.csv")
     assert max(float(row["weights_frozen"]) for row in rows) > 0
     assert max(float(row["weights_oscillating"]) for row in rows) > 0
     terminate(1, 3, parts, *words, "dampening=0.1")
-    program.train(config(*words, "dampening=0.1", f"run_dir={parts}", "resume=auto"))
+    train(config(*words, "dampening=0.1", f"run_dir={parts}", "resume=auto"))
     assert same(last_state(whole), last_state(parts))
-    program.train(config(*words, f"run_dir={plain}"))
+    train(config(*words, f"run_dir={plain}"))
     assert not same(last_state(whole), last_state(plain))
 
 
@@ -405,7 +405,7 @@ def test_a_run_pulls_bipers_sine_to_0(tmp_path: Path) -> None:
     means = []
     for factor in (0, 100):
         place = tmp_path / str(factor)
-        program.train(config(*words, "model.width=4", f"sine_penalty={factor}", f"run_dir={place}"))
+        train(config(*words, "model.width=4", f"sine_penalty={factor}", f"run_dir={place}"))
         means.append((20 * last_state(place)["model.blocks.1.conv.weight"]).sin().square().mean())
     assert means[1] < 0.5 * means[0]
 

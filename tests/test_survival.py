@@ -23,7 +23,6 @@ from torch import nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 import qconv
-from qconv.cli import train as program
 from qconv.data import DigitsDataModule
 from qconv.data.digits import split_digits
 from qconv.models import small_cnn
@@ -31,6 +30,7 @@ from qconv.runs.run_files import PAGE, PREDICTIONS
 from qconv.training import Checkpoints, load_checkpoint, make_trainer
 from qconv.training.norm_estimates import batch_norms_kept
 from qconv.training.report.predictions import Predictions
+from qconv.training.run import evaluate, train
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
@@ -73,7 +73,7 @@ def test_two_processes(two: tuple[Path, str], tmp_path: Path) -> None:
     result = json.loads((folder / "result.json").read_text())
     assert len((folder / "metrics.csv").read_text().splitlines()) == 3
     best = folder / "checkpoints/best.ckpt"
-    alone = program.evaluate(config(*TWO[:-1], "trainer=cpu", f"evaluate={best}", f"run_dir={tmp_path}"))
+    alone = evaluate(config(*TWO[:-1], "trainer=cpu", f"evaluate={best}", f"run_dir={tmp_path}"))
     # 179 and 180 images on the processes and 359 on one: every one is counted once.
     assert alone.test_accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
     assert alone.val_accuracy == pytest.approx(result["val_accuracy_best"], abs=1e-6)
@@ -131,7 +131,7 @@ def test_a_process_that_does_not_answer(number: signal.Signals, reasons: tuple[s
 
 def test_a_timeout_out_of_range(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"timeout_s \(=0\) must be positive"):
-        program.train(config(*TWO, "trainer.accelerator=cpu", "trainer.timeout_s=0", f"run_dir={tmp_path}"))
+        train(config(*TWO, "trainer.accelerator=cpu", "trainer.timeout_s=0", f"run_dir={tmp_path}"))
 
 
 @pytest.fixture
@@ -149,12 +149,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("free_kb", [20, pytest.param(0, marks=pytest.mark.nightly)])
 def test_a_full_disk(free_kb: int, small_disk: Path) -> None:
     words = (*QUICK, "model.width=8", f"run_dir={small_disk / 'run'}")
-    program.train(config(*words, "+callbacks.stop={_target_:runs.StopAfter,epoch:0}"))
+    train(config(*words, "+callbacks.stop={_target_:runs.StopAfter,epoch:0}"))
     last = small_disk / "run/checkpoints/last.ckpt"
     room = shutil.disk_usage(small_disk).free - free_kb * 1000
     (small_disk / "filler").write_bytes(b"x" * max(room, 0))
     with pytest.raises(OSError, match=r"is the disk full|No space left"):
-        program.train(config(*words, "resume=auto"))
+        train(config(*words, "resume=auto"))
     assert load_checkpoint(last)["epoch"] == 0
     assert [path.name for path in last.parent.iterdir() if path.suffix == ".tmp"] == []
 
@@ -225,8 +225,8 @@ def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_what_lightning_left_of_another_job_is_not_taken(slurm: Path) -> None:
-    program.train(config(*ONE, "run_dir=run"))
-    assert program.evaluate(config(*ONE, "run_dir=figures", "evaluate=run/checkpoints/best.ckpt")).epoch == 0
+    train(config(*ONE, "run_dir=run"))
+    assert evaluate(config(*ONE, "run_dir=figures", "evaluate=run/checkpoints/best.ckpt")).epoch == 0
     assert not (slurm / "lightning").exists()
 
 
@@ -279,7 +279,7 @@ def test_synchronized_batch_norms_are_put_back(is_lean: bool) -> None:
 
 def test_a_run_with_synchronized_batch_norms_ships_its_network(tmp_path: Path) -> None:
     sent = "+callbacks.synchronized._target_=test_survival.Synchronized"
-    result = program.train(config(*ONE, sent, f"run_dir={tmp_path}"))
+    result = train(config(*ONE, sent, f"run_dir={tmp_path}"))
     assert result.about["packed_bytes"] == (tmp_path / "model.safetensors").stat().st_size
 
 

@@ -151,12 +151,6 @@ def test_a_best_checkpoint_of_another_epoch_is_not_taken(elsewhere: bool, tmp_pa
         assert load_checkpoint(checkpoints.best)["epoch"] == (5 if elsewhere else epoch)  # the file stays
 
 
-def test_remove(saved: Path) -> None:
-    AtomicCheckpointIO().remove_checkpoint(saved)
-    AtomicCheckpointIO().remove_checkpoint(saved)
-    assert not saved.exists()
-
-
 def without_directory(path: Path) -> None:
     data = bytearray(path.read_bytes())
     start = data.index(b"PK\x01\x02")

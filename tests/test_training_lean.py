@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
-from qconv.cli import train as program
 from qconv.lean.make_lean import is_lean
 from qconv.training.leanness import make_lean
+from qconv.training.run import evaluate, train
 
 BNN, LSQ = schemes.bnn(), schemes.lsq(2, 2)
 
@@ -95,7 +95,7 @@ def test_auto_is_on_for_wide_layers_of_codes(layer: nn.Module, on: bool) -> None
         assert lean_of(model, "auto") == f"auto, {'on' if gains else 'off'}"
 
 
-@pytest.mark.parametrize("run", [program.train, program.evaluate])
+@pytest.mark.parametrize("run", [train, evaluate])
 def test_they_are_refused_before_the_run_is_built(run: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lean \(=fast\) must be true, false, exact or auto"):
         run(config(*QUICK, "lean=fast", "evaluate=none.ckpt", f"run_dir={tmp_path / 'run'}"))
@@ -113,12 +113,12 @@ def test_runs_resume_and_evaluate_with_other_values(tmp_path: Path, capsys: pyte
         ("rest", ("lean=false", half), "lean: false, off", "off"),
         ("auto", (half,), "lean: auto, on", "fast"),
     ):
-        results.append(program.train(config(*QUICK, *words, f"run_dir={tmp_path / name}")))
+        results.append(train(config(*QUICK, *words, f"run_dir={tmp_path / name}")))
         assert said in capsys.readouterr().out
         assert json.loads((tmp_path / name / "result.json").read_text())["lean"] == mode
     assert same(last_state(tmp_path / "whole"), last_state(tmp_path / "rest"))
     best = tmp_path / "rest/checkpoints/best.ckpt"
-    evaluation = program.evaluate(config(*QUICK, "lean=true", f"run_dir={tmp_path / 'eval'}", f"evaluate={best}"))
+    evaluation = evaluate(config(*QUICK, "lean=true", f"run_dir={tmp_path / 'eval'}", f"evaluate={best}"))
     assert evaluation.test_loss == results[0].test_loss
 
 
@@ -146,6 +146,6 @@ def test_a_network_that_views_images(
     asked: str, word: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "~model.width", "model._target_=test_training_lean.Viewed", f"lean={asked}"
-    program.train(config(*QUICK[1:], "trainer.max_epochs=1", *words, f"run_dir={tmp_path}"))
+    train(config(*QUICK[1:], "trainer.max_epochs=1", *words, f"run_dir={tmp_path}"))
     assert word in capsys.readouterr().out
     assert json.loads((tmp_path / "result.json").read_text())["lean"] == mode

@@ -56,24 +56,6 @@ def test_schedules_step_by_step() -> None:
     assert rates(constant, 3) == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (steps, {"at": [0.5, 0.5]}, r"at \(=\[0.5, 0.5\]\) must be increasing shares"),
-        (steps, {"at": [1.5]}, r"at \(=\[1.5\]\) must be increasing shares"),
-        (steps, {"at": [0.5], "warmup": 1}, r"warmup \(=1\) must be a share"),
-        (linear, {"warmup": -0.1}, r"warmup \(=-0.1\) must be a share"),
-        (cosine, {"warmup": 1}, r"warmup \(=1\) must be a share of the steps"),
-        (cosine, {"final": -0.1}, r"final \(=-0.1\) must be at least 0 and finite"),
-        (linear, {"final": float("nan")}, r"final \(=nan\) must be at least 0 and finite"),
-        (steps, {"at": [0.5], "factor": -1}, r"factor \(=-1\) must be at least 0 and finite"),
-    ],
-)
-def test_schedules_that_are_none(make: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rates(make, 4, **options)
-
-
 def batch() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(6, 4), torch.randint(0, 4, (6,)), torch.randn(6, 8)
 

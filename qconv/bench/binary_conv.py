@@ -2,7 +2,6 @@
 
 import re
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,29 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ground.checks import check_at_least_one
 from ..ground.table import Column
 from ..kernels.native import instruction_sets
 from ..kernels.operators import pack_weight
-from .rows import Row, quartiles
+from .rows import Row, quartiles, seconds_per_call
 
 _LEAST = 0.02  # seconds that a side runs in one round
 
 
 @dataclass(frozen=True)
 class Result(Row):
-    """Medians over the rounds, in microseconds.
+    """Medians over the rounds, in microseconds, of a 3×3 convolution with as many output as input channels.
 
-    Attributes:
-        layer: channels and size of a 3×3 convolution with padding 1 and as many output as input channels.
-        batch_size: images.
-        float_us: torch's float32 convolution of contiguous operands.
-        channels_last_us: the same in channels_last memory format.
-        binary_us: qconv: signs of a float input packed, convolved, scaled, written as floats.
-        bits_us: the same from signs that are packed already, as in a lean layer.
-        ratio: the median over the rounds of the time of the faster float side divided by ours.
-        low: its lower quartile.
-        high: its upper quartile.
-        instruction_set: the kernel's instruction set, or "torch" if there is no kernel.
+    The sides are torch's float32 convolution, contiguous and channels_last; ours, from floats to floats; and ours from
+    signs that are packed already, as in a lean layer. `ratio` is the median of the ratios within a round, the faster
+    float side to ours, `low` and `high` are its quartiles; `instruction_set` is the kernel's, "torch" if there is none.
     """
 
     columns = (
@@ -65,17 +57,11 @@ class Result(Row):
 
 @torch.inference_mode()
 def measure(layer: str, batch_size: int, rounds: int) -> Result:
-    """Check that both sides give the same result, then time them in turn.
-
-    Raises:
-        ValueError: a layer that is not CHANNELS@SIZE, or a number below 1.
-        RuntimeError: the two sides differ; nothing is timed then.
-    """
+    """Check that both sides give the same result, or raise a RuntimeError; then time them in turn."""
     match = re.fullmatch(r"(\d+)@(\d+)", layer)
     if not match or 0 in (channels := int(match[1]), size := int(match[2])):
         raise ValueError(f"case (={layer!r}) must be CHANNELS@SIZE, such as 64@32")
-    if batch_size < 1 or rounds < 1:
-        raise ValueError(f"batch_size (={batch_size}) and rounds (={rounds}) must be at least 1")
+    check_at_least_one(batch_size=batch_size, rounds=rounds)
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(batch_size, channels, size, size, generator=generator)
     signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1.0, 1.0)
@@ -98,18 +84,9 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
         binary,
         lambda: binary(bits),
     ]
-    loops = [max(1, round(_LEAST / _time(side, 3))) for side in sides]
-    times = [[_time(side, count) for side, count in zip(sides, loops, strict=True)] for _ in range(rounds)]
+    loops = [max(1, round(_LEAST / seconds_per_call(side, 3))) for side in sides]
+    times = [[seconds_per_call(side, count) for side, count in zip(sides, loops, strict=True)] for _ in range(rounds)]
     low, ratio, high = quartiles([min(row[0], row[1]) / row[2] for row in times])
     nchw, nhwc, ours, bits_us = (round(statistics.median(column) * 1e6, 1) for column in zip(*times, strict=True))
     ratios = round(ratio, 2), round(low, 2), round(high, 2)
     return Result(layer, batch_size, nchw, nhwc, ours, bits_us, *ratios, ("torch", *instruction_sets())[-1])
-
-
-def _time(side: Callable[[], Tensor], count: int) -> float:
-    """Return the seconds per call, after a warm-up call."""
-    side()
-    start = time.perf_counter()
-    for _ in range(count):
-        side()
-    return (time.perf_counter() - start) / count

@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data import ImageFolderDataModule, ImageNetDataModule, PreparedDataModule
 from ..data.large import LargePicturesDataModule
+from ..ground.checks import check_at_least_one
 from ..ground.table import Column
 from .rows import Row, quartiles
 
-_LARGE = 200  # images a round
+_SMALL, _LARGE = 2000, 200  # images a round
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,13 @@ class PILPictures(Dataset[Any]):
         return self.transform(Image.fromarray(self.arrays[index])), self.labels[index]
 
 
-def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, cache: str | None = None) -> Result:
+def measure_small(root: str, batch_size: int, rounds: int) -> Result:
     """Crop, flip and normalize small images, in this process on both sides.
 
     Raises:
         RuntimeError: without augmentation the two sides give different images; nothing is timed then.
     """
-    data = ImageFolderDataModule(root, batch_size=batch_size, cache=cache)
+    data = ImageFolderDataModule(root, batch_size=batch_size)
     data.prepare_data()
     data.setup("fit")
     images, labels = data.splits["train"]
@@ -82,7 +83,7 @@ def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, ca
         raise RuntimeError("the two sides normalize differently; nothing was timed")
     theirs = DataLoader(PILPictures(images, labels, *statistics_of, augment=True), batch_size, shuffle=True)
     ours = data.train_dataloader()
-    return _measure("small", batch_size, count, rounds, lambda: ours, lambda: theirs)
+    return _measure("small", batch_size, _SMALL, rounds, lambda: ours, lambda: theirs)
 
 
 def measure_large(root: str, batch_size: int, rounds: int) -> Result:
@@ -149,8 +150,7 @@ def _measure(
     our_count: int | None = None,
 ) -> Result:
     """Time both sides in turn, ``count`` images or an epoch per round, after a warm-up round."""
-    if rounds < 1:
-        raise ValueError(f"rounds (={rounds}) must be at least 1")
+    check_at_least_one(rounds=rounds)
     pairs = [
         (_rate(ours(), batch_size, our_count or count), _rate(theirs(), batch_size, count)) for _ in range(rounds + 1)
     ][1:]

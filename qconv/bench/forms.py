@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +25,7 @@ from ..ground.table import Column, csv_text, lines
 from ..inference import freeze
 from ..inference.verify import classes as decided
 from ..packed import save_packed
-from .rows import quartiles
+from .rows import quartiles, seconds_per_call
 
 FLOAT, TRAINED, FROZEN, ONNX, FLOAT_ONNX = "float", "trained", "frozen", "ONNX", "float, ONNX Runtime"
 EXAMPLES = 256  # images that the ONNX export sees
@@ -293,7 +294,7 @@ def in_turn(
     In a round a form runs for `TURN` seconds at least, after a call that does not count: it finds the caches full of
     another form's numbers.
     """
-    once = {name: _time(run, batch, 1) for name, run in runs.items()}
+    once = {name: seconds_per_call(partial(run, batch), 1) for name, run in runs.items()}
     if sum(once.values()) > most:
         return {}
     loops = {name: max(1, round(TURN / spent)) for name, spent in once.items()}
@@ -301,7 +302,7 @@ def in_turn(
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(times.values()))) < rounds:
         for name, run in runs.items():
-            times[name].append(1e3 * _time(run, batch, loops[name]))
+            times[name].append(1e3 * seconds_per_call(partial(run, batch), loops[name]))
     first = next(iter(times.values()))
     return {
         name: Timing(
@@ -312,15 +313,6 @@ def in_turn(
         )
         for name, values in times.items()
     }
-
-
-def _time(run: Run, batch: Tensor, count: int) -> float:
-    """Return the seconds per call, after a warm-up call."""
-    run(batch)
-    start = time.perf_counter()
-    for _ in range(count):
-        run(batch)
-    return (time.perf_counter() - start) / count
 
 
 def classes(run: Run, images: Tensor, output: Output | None = None) -> Tensor:

@@ -17,17 +17,10 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_mib(make: Callable[[], Step], device: str) -> float | None:
-    """Measure a step in a separate process; None if this device or system can't do that.
+    """Measure the step that `make` makes, in a separate process; None if this device or system can't do that.
 
     On a GPU it is what torch has allocated at most, and on Linux the resident memory, where freed memory goes back to
     the system at once. The process runs the step twice before: what these leave behind does not count.
-
-    Args:
-        make: makes the step; it can be pickled.
-        device: where the step runs.
-
-    Raises:
-        RuntimeError: the process ends with an error.
     """
     kind = torch.device(device).type
     if kind != "cuda" and not (kind == "cpu" and _RESET.exists()):

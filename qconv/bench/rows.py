@@ -1,8 +1,9 @@
 """A benchmark's results as rows of the printed table and of the CSV file."""
 
 import statistics
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,6 +38,15 @@ class Row(ABC):
     def append_to(self, path: str) -> None:
         """Add the row to a CSV file."""
         append_csv(self.recorded(), Path(path))
+
+
+def seconds_per_call(run: Callable[[], object], count: int) -> float:
+    """Return the seconds per call, after a warm-up call."""
+    run()
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - start) / count
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

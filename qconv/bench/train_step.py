@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..convert import convert
+from ..ground.checks import check_at_least_one
 from ..ground.environment import commit, machine, versions
 from ..ground.table import Column
 from ..lean import lean as made_lean
@@ -45,9 +46,7 @@ class Settings:
     peak: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} (={getattr(self, name)}) must be at least 1")
+        check_at_least_one(batch_size=self.batch_size, rounds=self.rounds)
         if self.warmup < 0:
             raise ValueError(f"warmup (={self.warmup}) must not be negative")
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
@@ -69,11 +68,7 @@ class Case:
 
     @classmethod
     def named(cls, name: str) -> "Case":
-        """Parse ``CHANNELS@SIZE``, a 3×3 convolution, ``resnet18`` or ``resnet20``, the CIFAR networks.
-
-        Raises:
-            ValueError: another name.
-        """
+        """Parse ``CHANNELS@SIZE``, a 3×3 convolution, ``resnet18`` or ``resnet20``, the CIFAR networks."""
         if name in _NETWORKS:
             return cls(name, 3, 32, False, partial(_NETWORKS[name], in_channels=3, num_classes=10))
         match = re.fullmatch(r"(\d+)@(\d+)", name)
@@ -122,12 +117,6 @@ class Result(Row):
     quantized_saved_mib: float
     float_peak_mib: float | None
     quantized_peak_mib: float | None
-    machine: str
-    cores: int | None
-    threads: int
-    torch: str
-    malloc: str
-    commit: str | None
 
     def cells(self) -> tuple[str, ...]:
         times = self.float_ms, self.quantized_ms
@@ -137,7 +126,16 @@ class Result(Row):
         return *names, *map(_tenths, times), f"{self.ratio:.3f}", spread, *map(_tenths, memory)
 
     def recorded(self) -> dict[str, Any]:
-        return asdict(self)
+        here = machine()
+        return {
+            **asdict(self),
+            "machine": str(here["cpu"] if self.device == "cpu" else here["gpu"]),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "torch": versions()["torch"],
+            "malloc": os.environ.get("GLIBC_TUNABLES", "default"),
+            "commit": commit(),
+        }
 
 
 def measure(case: Case, scheme: Scheme, settings: Settings, lean: Lean | None = None) -> Result:
@@ -167,7 +165,6 @@ def measure(case: Case, scheme: Scheme, settings: Settings, lean: Lean | None = 
     times = interleaved(sides, settings)
     ratios = [ours / theirs for theirs, ours in times]
     lower, middle, upper = quartiles(ratios)
-    here = machine()
     return Result(
         case=case.name,
         scheme=scheme.name,
@@ -187,12 +184,6 @@ def measure(case: Case, scheme: Scheme, settings: Settings, lean: Lean | None = 
         quantized_saved_mib=round(saved[1], 1),
         float_peak_mib=peaks[0],
         quantized_peak_mib=peaks[1],
-        machine=str(here["cpu"] if settings.device == "cpu" else here["gpu"]),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        threads=torch.get_num_threads(),
-        torch=versions()["torch"],
-        malloc=os.environ.get("GLIBC_TUNABLES", "default"),
-        commit=commit(),
     )
 
 

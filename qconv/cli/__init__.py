@@ -43,16 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = options.run(options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError as error:
-        if is_reader_gone():
-            return READER_GONE
-        print(f"qconv: error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("\nqconv: stopped by Ctrl-C", file=sys.stderr)
         return 128 + signal.SIGINT
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
-        print(f"qconv: error: {error}", file=sys.stderr)
+        if not (isinstance(error, BrokenPipeError) and is_reader_gone()):
+            print(f"qconv: error: {error}", file=sys.stderr)
         return 1
 
 
@@ -72,12 +68,8 @@ class Version(argparse.Action):
         parser.exit()
 
 
-READER_GONE = 1
-"""The exit status if the reader of the output, such as ``head``, has stopped reading."""
-
-
 def is_reader_gone() -> bool:
-    """Whether stdout or stderr has no reader any more; further output is then discarded.
+    """Whether stdout or stderr has no reader any more, such as ``head``; further output is then discarded.
 
     Other pipes can break, too, such as pipes to a worker or to a logger's server.
     """
@@ -102,7 +94,7 @@ def train_as(program: str, words: Sequence[str]) -> int:
     """Run ``qconv train``, which calls itself `program`, with the words after it; return the exit status."""
     find_own_modules()
     try:
-        if train_help.asks(words):
+        if {"-h", "--help"} & {*words}:
             print(train_help.text(program, words), flush=True)
             return 0
         try:
@@ -113,8 +105,7 @@ def train_as(program: str, words: Sequence[str]) -> int:
             return 1
         run_main(program, words)
     except BrokenPipeError as error:
-        if is_reader_gone():
-            return READER_GONE
-        print(f"{program}: error: {error}", file=sys.stderr)
+        if not is_reader_gone():
+            print(f"{program}: error: {error}", file=sys.stderr)
         return 1
     return 0

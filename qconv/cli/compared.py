@@ -25,8 +25,6 @@ class Compared:
     """The arguments of `qconv.compare_models`, and notes on the result.
 
     Attributes:
-        arguments: the positional arguments.
-        float_note: a description of the float network.
         float_decides: whether the float network is trained, so that its predictions mean something.
         has_pictures: whether the inputs are images.
     """
@@ -50,12 +48,7 @@ class Compared:
 
 
 def comparison_of(name: str, pictures: Sequence[str], count: int) -> Compared:
-    """Return the networks and images to compare: of a run, of a packed file, or of ``module:function``.
-
-    Raises:
-        ValueError: arguments that exclude each other, or a function with an invalid result.
-        ImportError: there is no such module or function.
-    """
+    """Return the networks and images to compare: of a run, of a packed file, or of ``module:function``."""
     if count < 1:
         raise ValueError(f"--count (={count}) must be at least 1")
     if not Path(name).exists() and ":" in name:

@@ -8,15 +8,13 @@ from ..runs.run_files import PACKAGE, config_folder
 
 folder = config_folder
 
-SCHEMES = "qconv.schemes"
-
 
 def store_schemes() -> None:
     """Give Hydra a config ``scheme/<name>`` for every scheme of `qconv.methods`: its arguments with their defaults."""
     from hydra.core.config_store import ConfigStore
 
     for name, defaults in scheme_defaults():
-        node = {"_target_": f"{SCHEMES}.{name}", **defaults}
+        node = {"_target_": f"qconv.schemes.{name}", **defaults}
         ConfigStore.instance().store(name=name, node=node, group="scheme", provider="qconv.methods")
 
 

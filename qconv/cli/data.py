@@ -3,19 +3,14 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
 
 HELP = "prepare large images for fast training"
 EXAMPLE = "qconv data prepare imagenet imagenet-256"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands and their arguments."""
+    """Add the subcommand and its arguments."""
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_prepare(kinds)
-
-
-def _add_prepare(kinds: Any) -> None:
     parser = kinds.add_parser(
         "prepare",
         help="decode and resize large images once",

@@ -20,7 +20,6 @@ class KeepsFirstRun(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Claim the run's folder; one that the command line names may hold a run, which may refuse the new words."""
-        del kwargs
         folder = claim(config, "run")
         if any((folder / name).is_file() for name in KEPT):
             with read_write(config.hydra):
@@ -28,7 +27,6 @@ class KeepsFirstRun(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Claim the folder of the sweep."""
-        del kwargs
         claim(config, "sweep")
 
 

@@ -91,12 +91,7 @@ MEANT = {
 
 
 def must_be_given(key: str, parent: object) -> str:
-    """Return the message for a key without its required value.
-
-    Args:
-        key: the whole key.
-        parent: the node of the config that has it.
-    """
+    """Return the message for a key without its required value, which the node `parent` of the config has."""
     target = str(parent.get("_target_", "")) if isinstance(parent, DictConfig) else ""
     name = ".".join(filter(None, (target.rpartition(".")[2], key.rpartition(".")[2])))
     return f"{key} must be given: {key}={MUST_BE_GIVEN.get(name, '…')}"

@@ -27,10 +27,6 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     The default, or the annotation in the function of ``_target_``, decides which values a key takes. Overrides by
     ``+``, and keys with a word or null as default, are left to the function. Nulls and fractions are checked only if
     the function annotates the argument, for ``trainer.max_epochs``, and for keys outside of all groups.
-
-    Args:
-        cfg: the composed config.
-        overrides: the overrides of the command line.
     """
     loader = GlobalHydra.instance().config_loader()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -114,18 +110,11 @@ def _chooses(key: str, loader: ConfigLoader) -> bool:
 
 
 def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Remove arguments from `cfg` that are left of another function than the one that is called.
+    """Remove arguments that are left of another function than the one that is called; return a line for each function.
 
     ``scheme._target_=my_methods.coarse`` keeps the arguments of the former scheme, and ``model=small_cnn`` those of an
     experiment's network. Arguments that the function does not take are removed, unless the command line names them. If
     a network's function takes any, those of the former one are removed, too.
-
-    Args:
-        cfg: the composed config, which is changed.
-        overrides: the overrides of the command line.
-
-    Returns:
-        A line for each function, with the removed arguments.
 
     Raises:
         ValueError: an optimizer instead of a factory that makes one for the network.

@@ -4,6 +4,7 @@ The network is that of a run, of a packed model, or one that comes with qconv.
 """
 
 import argparse
+import glob
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..ground.table import write_csv
-from .image_files import picture_files
 from .source import add_model
 
 HELP = "classify image files"
@@ -76,3 +76,30 @@ def shown(results: Iterable[Any], count: int) -> Iterator[Any]:
 
     with Progress(console=terminal(), transient=True) as bar:
         yield from bar.track(results, count, description="naming images")
+
+
+def picture_files(words: Iterable[str]) -> list[str]:
+    """Return the files, each once. A folder stands for all image files in it and its subfolders, sorted.
+
+    A word that names nothing is returned as it is, so that the reader reports the error.
+    """
+    return list(dict.fromkeys(path for word in words for path in _of_word(word)))
+
+
+def _of_word(word: str) -> Iterator[str]:
+    if Path(word).exists() or not glob.has_magic(word):
+        found = [word]
+    else:
+        found = sorted(glob.glob(word, recursive=True)) or [word]  # noqa: PTH207  # also below another folder
+    for path in found:
+        yield from _of_folder(Path(path)) if Path(path).is_dir() else (path,)
+
+
+def _of_folder(folder: Path) -> list[str]:
+    from ..images import files_below, readable_suffixes
+
+    suffixes = readable_suffixes()
+    files = sorted(path for path in files_below(folder) if path.suffix.lower() in suffixes and path.is_file())
+    if not files:
+        raise ValueError(f"{folder} holds no images: no file ends in .jpg, .png or another ending of an image")
+    return [str(path) for path in files]

@@ -11,13 +11,7 @@ from omegaconf import DictConfig
 
 
 def command_line(called: Sequence[str], arguments: Sequence[str], cfg: DictConfig) -> list[str]:
-    """Return the command line of the program; for a run of a sweep, the command line of only this run.
-
-    Args:
-        called: the program's own `sys.argv`, which ends with the arguments.
-        arguments: the arguments that Hydra has read.
-        cfg: the config of the run.
-    """
+    """Return the program's own command line, `called`; for a run of a sweep, the command line of only this run."""
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return list(called)

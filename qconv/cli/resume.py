@@ -10,27 +10,23 @@ from .configs import folder
 WORD = "resume="
 
 
-def is_resumed(arguments: Sequence[str]) -> bool:
-    """Whether the arguments resume a run by its own config; with ``resume=auto`` Hydra composes it."""
+def folders(arguments: Sequence[str]) -> list[str]:
+    """The folders of runs that the arguments resume by their own configs; with ``resume=auto`` Hydra composes it."""
     named = (word.lstrip("+").removeprefix(WORD) for word in arguments if word.lstrip("+").startswith(WORD))
-    return any(name.strip("\"'") != "auto" for name in named)
+    return [name for name in (each.strip("\"'") for each in named) if name != "auto"]
 
 
 def config_of(arguments: Sequence[str]) -> DictConfig | None:
-    """Return the config of the run to resume; None, with a message, if the run has finished.
-
-    Raises:
-        ValueError: the words do not fit, or there is no run.
-    """
+    """Return the config of the run to resume; None, with a message, if the run has finished."""
     from ..training.go_on import config_to_go_on, finished
 
     if flags := [word for word in arguments if word.startswith("-")]:
         raise ValueError(f"{flags[0]} can't be given with {WORD}RUN, which continues the run as it is")
-    named = [word.lstrip("+").removeprefix(WORD) for word in arguments if word.lstrip("+").startswith(WORD)]
+    named = folders(arguments)
     words = [word for word in arguments if not word.lstrip("+").startswith(WORD)]
     if len(named) > 1 or not named[0]:
         raise ValueError(f"{WORD}{','.join(named)} must name the folder of one run")
-    cfg = config_to_go_on(named[0].strip("\"'"), words, folder())
+    cfg = config_to_go_on(named[0], words, folder())
     if said := finished(cfg):
         unused = [word for word in words if not word.startswith("trainer.max_epochs=")]
         print(f"{said}; {shlex.join(unused)} changed nothing" if unused else said)

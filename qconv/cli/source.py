@@ -80,4 +80,4 @@ class Source:
             raise ValueError(
                 f"name image files after {self.path}, such as {self.path} *.jpg: only a run's folder has its own images"
             )
-        return self.run.examples(count, split)
+        return self.run.labelled(count, split)[0]

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..ground.table import write_csv
+from ..runs.read_runs import natural
 from ..runs.run_files import RESULT
 
 METRICS = ("test_accuracy", "val_accuracy_best", "val_accuracy_final")
@@ -27,7 +28,6 @@ class SweepTable(Callback):
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Write the results of the runs so far."""
-        del job_return, kwargs
         if config.hydra.mode == RunMode.MULTIRUN:
             folder = Path(config.hydra.sweep.dir)
             runs = read_runs(folder)
@@ -36,7 +36,6 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show the results of the runs, and write them again: a parallel job may have written without some others."""
-        del kwargs
         from ..training.report.screen import show_rows
 
         folder = Path(config.hydra.sweep.dir)
@@ -51,7 +50,7 @@ class SweepTable(Callback):
 def read_runs(folder: Path) -> list[dict[str, Any]]:
     """Return the sweep's runs with a result, in order; `hydra.sweep.subdir` may nest their folders."""
     found = (path.parents[1] for path in folder.rglob(".hydra/overrides.yaml"))
-    jobs = sorted((job for job in found if not _is_of_another(job, folder)), key=_number)
+    jobs = sorted((job for job in found if not _is_of_another(job, folder)), key=natural)
     return [read_run(job, result) for job in jobs if (result := _result_of(job)) is not None]
 
 
@@ -105,7 +104,3 @@ def _is_of_another(job: Path, folder: Path) -> bool:
     """Whether the job belongs to another sweep with a folder inside this one."""
     between = itertools.takewhile(lambda parent: parent != folder, job.parents)
     return any((parent / "multirun.yaml").is_file() for parent in between)
-
-
-def _number(job: Path) -> tuple[int, str]:
-    return int(job.name) if job.name.isdigit() else 0, str(job)

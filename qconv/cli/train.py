@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import wraps
-from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,12 +18,9 @@ from .configs import folder, store_schemes
 from .messages import lightning_errors, message, quiet_lightning
 from .mistakes import check_direction, check_flags, check_given, check_types, leave_out
 from .relaunch import command_line, forgotten
-from .resume import WORD, config_of, is_resumed
+from .resume import config_of, folders
 
 # torch and Lightning, which take seconds, are imported by the functions: --help and a mistyped option answer at once.
-if TYPE_CHECKING:
-    from ..training.report.result import Evaluation, Result
-
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, FloatingPointError, ImportError)
 WITH_VALUE = {
     *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"),
@@ -35,20 +31,6 @@ INFOS = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
 """The words that may follow ``--info``."""
 
 store_schemes()
-
-
-def train(cfg: DictConfig) -> "Result":
-    """Train with this config, write the run's folder, and return the results."""
-    from ..training.run import train
-
-    return train(cfg)
-
-
-def evaluate(cfg: DictConfig) -> "Evaluation":
-    """Validate and test the checkpoint `cfg.evaluate`."""
-    from ..training.run import evaluate
-
-    return evaluate(cfg)
 
 
 def is_first_process() -> bool:
@@ -68,6 +50,7 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
     from pytorch_lightning.utilities.exceptions import SIGTERMException
 
     from ..training.report.result import objective
+    from ..training.run import evaluate, train
 
     quiet_lightning()
     if cfg.evaluate is not None and cfg.resume is not None:
@@ -83,13 +66,7 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
 
 
 def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
-    """Compose the config from the arguments and run `main` with it, or do what the arguments ask of Hydra.
-
-    Args:
-        program: the name of the program in messages.
-        arguments: the arguments of the command line.
-        in_full: show a user's error with its traceback.
-    """
+    """Compose the config from the arguments and run `main` with it, or do what the arguments ask of Hydra."""
     called, process = sys.argv, os.getpid()
 
     @wraps(main)
@@ -150,8 +127,8 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
     # times as long, a run on cores that something else uses, too, took up to 10 times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
-        if is_resumed(arguments):
-            announce(next(word for word in arguments if WORD in word).partition("=")[2])
+        if resumed := folders(arguments):
+            announce(resumed[0])
             if (cfg := config_of(arguments)) is not None:
                 main(cfg)
         else:

@@ -37,22 +37,13 @@ FLAGS = (
 )
 
 
-def asks(words: Sequence[str]) -> bool:
-    """Whether the words of a command line ask for help."""
-    return bool({"-h", "--help"} & {*words})
-
-
 def text(program: str, words: Sequence[str], width: int | None = None) -> str:
-    """Return the help.
-
-    Args:
-        program: the name of the program.
-        words: the words after it; ``--config-dir`` adds groups.
-        width: columns; by default the width of the terminal.
-    """
+    """Return the help, by default as wide as the terminal; a ``--config-dir`` among the words adds groups."""
     width = max(min(shutil.get_terminal_size().columns, WIDEST) if width is None else width, NARROWEST)
     places = (folder(), *_own(words))
-    settings = ", ".join(f"{key}={value}" for key, value in _settings(folder() / "config.yaml"))
+    written = (folder() / "config.yaml").read_text(encoding="utf-8")
+    keys = re.findall(r"^(\w+): *(\S.*)$", written, re.MULTILINE)
+    settings = ", ".join(f"{key}={value.replace(', ', ',')}" for key, value in keys)
     parts = [
         f"usage: {program} [KEY=VALUE ...] [GROUP=OPTION ...] [-m]",
         textwrap.fill(ABOUT, width),
@@ -94,9 +85,3 @@ def _groups(places: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
             found.setdefault(path.parent.relative_to(place).as_posix(), set()).add(path.stem)
     for group in sorted(found):
         yield group, sorted(found[group])
-
-
-def _settings(file: Path) -> Iterator[tuple[str, str]]:
-    """The keys at the top of the config, as it is written."""
-    for key, value in re.findall(r"^(\w+): *(\S.*)$", file.read_text(encoding="utf-8"), re.MULTILINE):
-        yield key, value.replace(", ", ",")

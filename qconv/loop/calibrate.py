@@ -160,12 +160,7 @@ def _watch(
 ) -> tuple[int, int]:
     """Run the batches up to ``max_samples``; return their number and how often a layer saw an empty one.
 
-    Args:
-        model: the model.
-        layers: those that leave their inputs unchanged.
-        observers: of the inputs of layers.
-        batches: of the model.
-        max_samples: the number of samples.
+    ``layers`` leave their inputs unchanged.
     """
     # Their own forward would wait for all processes, and one may have fewer batches, or run copies of the layers.
     forward = model.module if isinstance(model, DistributedDataParallel | DataParallel) else model
@@ -182,7 +177,8 @@ def _watch(
         return observe
 
     watch = {layer: watching(observer) for layer, observer in observers.items()}
-    with _as_in_training(model), _observed(watch, layers):
+    # As in training, but without gradients, in evaluation mode; the batches may be drawn at random.
+    with batch_statistics(model), trial(model, keep_random=False, warns=True), _observed(watch, layers):
         for batch in batches:
             size = max(_size(batch), 1)
             share = min(left, size), size
@@ -238,11 +234,4 @@ def _observed(
         for layer in unchanged:
             undone.callback(setattr, layer, "input_quantizer", layer.input_quantizer)
             layer.input_quantizer = Identity()
-        yield
-
-
-@contextmanager
-def _as_in_training(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, in which batch norm normalizes as in training."""
-    with batch_statistics(model), trial(model, keep_random=False, warns=True):  # the batches may be drawn at random
         yield

@@ -19,13 +19,9 @@ NUMBERS, NEEDED = FIGURES[:5], ("scheme", "seed", "test_accuracy")  # the column
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A finished run: its folder, `config.yaml`, `result.json`, and when it ended.
 
-    Attributes:
-        folder: where it lies.
-        config: its `config.yaml`.
-        result: its `result.json`.
-        time: when it ended; of two rows of a table the later is the greater.
+    Of two rows of a table the later has the greater time.
     """
 
     folder: Path
@@ -86,10 +82,11 @@ def _folders(place: Path) -> Iterator[Path]:
         yield place
         return
     found = (path.parent for path in place.rglob(CONFIG) if path.parent.name != ".hydra")
-    yield from sorted(found, key=_natural)
+    yield from sorted(found, key=natural)
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def natural(path: Path) -> list[tuple[int, str]]:
+    """The key of a path in an order in which 2 is before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 

@@ -71,7 +71,8 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], dict[str, str], list[Run]
     keys = dict.fromkeys(key for description, _ in described for key in description)
     rows = [tuple(description.get(key, ABSENT) for key in keys) for description, _ in described]
     differing = {key: len({row[place] for row in rows}) > 1 for place, key in enumerate(keys)}
-    shown = [key for key in keys if key == "scheme" or (differing[key] and not _inside(key))]
+    inside = tuple(f"{whole}." for whole in WHOLES)
+    shown = [key for key in keys if key == "scheme" or (differing[key] and not key.startswith(inside))]
     # A group by every value that differs; keys inside a whole, such as model.width, are seen in the whole's column.
     grouped: dict[tuple[str, ...], dict[Any, Run]] = {}
     left_out: list[Run] = []
@@ -166,7 +167,3 @@ def _leaves(node: dict[str, Any], before: str) -> Iterable[tuple[str, Any]]:
             yield from _leaves(value, f"{before}{key}.")
         else:
             yield before + str(key), value
-
-
-def _inside(key: str) -> bool:
-    return key.startswith(tuple(f"{whole}." for whole in WHOLES))

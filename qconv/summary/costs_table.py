@@ -203,25 +203,14 @@ class Summary:
         return _written(csv_text([self._csv_row(row) for row in self.rows]), path)
 
     def _csv_row(self, row: Row) -> dict[str, Any]:
+        cells = {**asdict(row), "output_shape": "x".join(map(str, row.output_shape))}
         parameters, macs = row.parameters_by_bits, row.macs_by_bits
-        return {
-            "name": row.name,
-            "type": row.type,
-            "output_shape": "x".join(map(str, row.output_shape)),
-            "scheme": row.scheme,
-            "weight_bits": row.weight_bits,
-            "input_bits": row.input_bits,
-            "parameters": row.parameters,
-            **{f"parameters_{_label(bits)}bit": parameters.get(bits, 0) for bits in self.parameters_by_bits},
-            "macs": row.macs,
-            **{f"macs_{_label(bits)}bit": macs.get(bits, 0) for bits in self.macs_by_bits},
-            "bops": row.bops,
-            "float_bytes": row.float_bytes,
-            "packed_bytes": row.packed_bytes,
-            "saved_bytes": row.saved_bytes,
-            "lean_bytes": row.lean_bytes,
-            "keeps_float": row.keeps_float,
+        more: dict[str, dict[str, Any]] = {
+            "parameters": {f"parameters_{_label(b)}bit": parameters.get(b, 0) for b in self.parameters_by_bits},
+            "macs": {**{f"macs_{_label(b)}bit": macs.get(b, 0) for b in self.macs_by_bits}, "bops": row.bops},
         }
+        pairs = ({name: value, **more.get(name, {})} for name, value in cells.items() if name != "weights")
+        return {name: value for part in pairs for name, value in part.items()}
 
     def __str__(self) -> str:
         header = ("(header)", *[""] * 8, format_int(self.header_bytes), "", "")

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
@@ -105,7 +105,8 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
     rows = []
     with evaluated(model):
         for name, module in _modules(model):
-            own = _unseen(_tensors(module), seen)
+            own = [tensor for tensor in dict.fromkeys(_tensors(module)) if tensor not in seen]
+            seen.update(own)
             if own or trace.macs[name] or trace.saved.bytes[name] or trace.lean.bytes[name]:
                 rows.append(_row(name, module, own, trace, packed.get(name, 0)))
     if not rows:
@@ -140,32 +141,17 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return all modules except quantizers and parametrizations inside layers, which count with the layer."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
-    children = [child for layer in layers for name, child in layer.named_children() if _is_of_layer(name, child)]
-    inner = {module for child in children for module in child.modules()}
+    children = [pair for layer in layers for pair in layer.named_children()]
+    own = [child for name, child in children if isinstance(child, Quantizer) or name == "parametrizations"]
+    inner = {module for child in own for module in child.modules()}
     return [(name, module) for name, module in model.named_modules() if module not in inner]
-
-
-def _is_of_layer(name: str, child: nn.Module) -> bool:
-    return isinstance(child, Quantizer) or name == "parametrizations"
-
-
-def _unseen(tensors: Iterable[Tensor], seen: set[Tensor]) -> list[Tensor]:
-    """Return the tensors that were not seen before, each once, and remember them."""
-    new = [tensor for tensor in dict.fromkeys(tensors) if tensor not in seen]
-    seen.update(new)
-    return new
 
 
 @dataclass
 class _Trace:
     """The results of the forwards, by the names of the modules.
 
-    Attributes:
-        shapes: output shape of the last call.
-        macs: multiply-accumulates of all calls.
-        saved: the bytes that training keeps for the backward.
-        lean: the bytes that a lean model keeps.
-        bypassed: quantized layers that were never called although the forward computed with their weights.
+    ``bypassed`` are quantized layers that were never called although the forward computed with their weights.
     """
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -189,7 +175,11 @@ def _trace(model: nn.Module, size: tuple[int, ...]) -> _Trace:
                 model.eval()(sample_of(model, (1, *size)))
             for handle in handles:
                 handle.remove()
-            trace.saved, trace.lean = _kept(model, modules, modes, size)
+            try:
+                trace.saved, trace.lean = kept_in_training(model, modules, modes, size)
+            except REFUSED:
+                modes = {module: isinstance(module, DROPOUTS) for module in modes}
+                trace.saved, trace.lean = kept_in_training(model, modules, modes, size)
     except REFUSED as error:
         raise ValueError(f"input_size (={size}) must be what the model takes: {error}") from error
     trace.bypassed = {name for name, module in modules.items() if module in watch.bypassed}
@@ -213,16 +203,6 @@ def _record(trace: _Trace, name: str, module: nn.Module) -> RemovableHandle:
             trace.macs[name] += count_macs(module, args[0] if args else kwargs.get("input"), output)
 
     return module.register_forward_hook(record, with_kwargs=True)
-
-
-def _kept(
-    model: nn.Module, modules: dict[str, nn.Module], modes: dict[nn.Module, bool], size: tuple[int, ...]
-) -> tuple[Kept, Kept]:
-    try:
-        return kept_in_training(model, modules, modes, size)
-    except REFUSED:
-        modes = {module: isinstance(module, DROPOUTS) for module in modes}
-        return kept_in_training(model, modules, modes, size)
 
 
 def count_macs(module: nn.Module, input: Any, output: Tensor) -> int:

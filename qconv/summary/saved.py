@@ -23,12 +23,7 @@ REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 @dataclass
 class Kept:
-    """Bytes that one forward keeps, by the names of the modules.
-
-    Attributes:
-        bytes: bytes first saved in the module's own forward.
-        floats: why a module keeps a float of the size of its input, where known.
-    """
+    """Bytes that one forward keeps, by the names of modules, and why one keeps a float of the size of its input."""
 
     bytes: Counter[str] = field(default_factory=Counter)
     floats: dict[str, str] = field(default_factory=dict)
@@ -37,18 +32,16 @@ class Kept:
 def kept_in_training(
     model: nn.Module, modules: Mapping[str, nn.Module], modes: Mapping[nn.Module, bool], size: Sequence[int]
 ) -> tuple[Kept, Kept]:
-    """Return the bytes that a forward keeps for one sample, before and after `qconv.lean`.
+    """Return the bytes that a forward keeps for one sample, before and after `qconv.lean`; ``model`` is changed.
 
-    Args:
-        model: a copy, which is changed.
-        modules: the modules to count, by their names.
-        modes: whether each is in training.
-        size: the size of the sample.
+    ``modules`` are counted, and ``modes`` says whether each module is in training.
     """
     for module in model.modules():
         module.training = modes[module] and not isinstance(module, nn.SyncBatchNorm)  # which waits for other processes
         if isinstance(module, QuantizedLayer):
-            _skip_calibration(module)
+            for part in module.input_quantizer.modules():
+                if "calibrated" in part._buffers:  # its range stays: calibration would wait for other processes
+                    cast(Quantizer, part).calibrated = True
     before = {module for module in model.modules() if is_lean(module)}
     kept = _of_sample(model, modules, size)
     lean(model, exact=any(module.__dict__["lean"] == "exact" for module in before))
@@ -56,13 +49,6 @@ def kept_in_training(
     if before == {module for module in model.modules() if is_lean(module)}:
         return kept, kept
     return kept, _of_sample(model, modules, size)
-
-
-def _skip_calibration(layer: QuantizedLayer) -> None:
-    """Mark the layer as calibrated, so that its range stays: calibration would wait for other processes."""
-    for part in layer.input_quantizer.modules():
-        if "calibrated" in part._buffers:
-            cast(Quantizer, part).calibrated = True
 
 
 def _of_sample(model: nn.Module, modules: Mapping[str, nn.Module], size: Sequence[int]) -> Kept:

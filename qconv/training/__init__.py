@@ -15,5 +15,4 @@ from .checkpoint_io import (
     load_checkpoint as load_checkpoint,
 )
 from .classifier import Classifier as Classifier
-from .memory import keep_freed_memory as keep_freed_memory
-from .trainer import make_trainer as make_trainer
+from .trainer import keep_freed_memory as keep_freed_memory, make_trainer as make_trainer

@@ -9,7 +9,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
 from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder
-from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
 from ..convert import convert
@@ -55,9 +54,7 @@ def build(
 ) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
     """Return data, network with optimizer and schedule, and a description of them.
 
-    Args:
-        cfg: config of the run.
-        checkpoint: the checkpoint to continue or evaluate; images are prepared as in its training.
+    Images are prepared as in the training of the checkpoint to continue or evaluate.
 
     Raises:
         CheckpointError: as `prepare_as_trained`.
@@ -73,19 +70,19 @@ def build(
     if cfg.init_from is not None and cfg.resume is None and cfg.evaluate is None:
         told = load_weights(model, cfg.init_from)
         if told:
-            rank_zero_only(show_note)(f"init_from={cfg.init_from}: {told}")
+            show_note(f"init_from={cfg.init_from}: {told}")
     size = data.in_channels, *data.image_size
     table = summarize(model, size)
     if cfg.evaluate is None:
         check_sizes(model, data)
     about = about_run(config, scheme.name, table)
     names = (short_call(config[group], default_of) for group in ("model", "data"))
-    rank_zero_only(show_model)(table, "{}, {scheme}, on {}".format(*names, scheme=about["scheme"]))
+    show_model(table, "{}, {scheme}, on {}".format(*names, scheme=about["scheme"]))
     tree = getattr(data, "tree", None)
     images = None if tree is None else len(tree.splits["train"]) * cfg.trainer.max_epochs
     compiled, told = chosen_mode(cfg.compile, model, images)
     if told:
-        rank_zero_only(show_note)(told)
+        show_note(told)
     classifier = Classifier(
         model,
         made(cfg.optimizer),
@@ -126,7 +123,7 @@ def note_splits(cfg: DictConfig, data: Any) -> None:
     """Say if a network that the run starts or learns from may have been trained on images for validation or test."""
     for word, checkpoint in networks_before(cfg):
         if difference := split_otherwise(checkpoint, cfg.data, data):
-            rank_zero_only(show_note)(
+            show_note(
                 f"{word}: its run divided this folder differently ({difference}), so it may have been trained on "
                 "images that validate or are tested now"
             )

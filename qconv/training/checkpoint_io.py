@@ -22,7 +22,6 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write `checkpoint` to `path`."""
-        del storage_options
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -34,7 +33,6 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read the checkpoint at `path` onto the CPU; it may hold only tensors and plain values."""
-        del map_location, weights_only
         return load_checkpoint(path)
 
     def remove_checkpoint(self, path: Any) -> None:

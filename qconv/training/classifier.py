@@ -26,14 +26,11 @@ from .compilation import Mode, check_mode, compile_, fix_size, replays, starts
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
 from .step_counts import (
-    BEFORE,
     STEPS,
     TOTAL,
-    check_length,
     check_steps,
-    check_takes_steps,
-    follow_length_,
-    forget_lengths_,
+    follow_length,
+    schedule_of,
     steps_per_epoch,
 )
 from .trained_on import TRAINED_ON, check_same, trained_on
@@ -72,10 +69,7 @@ class WeightedMean(Metric):
 
     def reset(self) -> None:
         super().reset()
-        self._widen()
-
-    def _widen(self) -> None:
-        """Keep the sums in 32 bits or more: in 16 they would soon stop growing."""
+        # In 16 bits the sums would soon stop growing.
         self.sums = self.sums.to(torch.promote_types(self.sums.dtype, torch.float32))
 
     def compute(self) -> Tensor:
@@ -187,7 +181,6 @@ class Classifier(LightningModule):
 
         Lightning would do the second after it has loaded a checkpoint, which would be rounded to float32.
         """
-        del stage
         if self._trainer is not None:
             self.trainer.precision_plugin.convert_module(self)
         if self.channels_last:
@@ -231,34 +224,26 @@ class Classifier(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Clear the sums of an interrupted evaluation."""
-        self._reset("val")
+        for mean in self.evaluated.values():
+            mean.reset()
 
-    def on_test_epoch_start(self) -> None:
-        """As `on_validation_epoch_start`."""
-        self._reset("test")
-
-    def _reset(self, split: str) -> None:
-        for name, mean in self.evaluated.items():
-            if name.startswith(split):
-                mean.reset()
+    on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log loss and accuracy."""
-        del batch_idx
         self._evaluate("val", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Log loss and accuracy, and return the logits for callbacks."""
-        del batch_idx
         return self._evaluate("test", batch)
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer, which clamps latent weights after its steps, and the schedule over all steps.
 
         Raises:
-            ValueError: a schedule that gives all groups one learning rate where the optimizer's rules give several, or
-                that would keep the length of the training so far; dampening without an end of the training; gradients
-                that are summed over batches in memory that each batch overwrites.
+            ValueError: a schedule that gives all groups one learning rate where the optimizer's rules give several;
+                dampening without an end of the training; gradients that are summed over batches in memory that each
+                batch overwrites.
         """
         make = self.make_optimizer
         self._check_accumulation()
@@ -279,9 +264,8 @@ class Classifier(LightningModule):
             rule.attach(self.model, optimizer, total_steps=self.total_steps)
         if self.make_scheduler is None:
             return optimizer
-        check_takes_steps(self.make_scheduler)
         rates = {float(group["lr"]) for group in optimizer.param_groups}
-        scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
+        scheduler = schedule_of(self.make_scheduler, optimizer, int(self.trainer.estimated_stepping_batches))
         started = {float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups}
         if len(rates) > 1 and len(started) == 1:
             raise ValueError(
@@ -289,8 +273,6 @@ class Classifier(LightningModule):
                 f"{started.pop()}, but the rules of the optimizer ask for {', '.join(map(str, sorted(rates)))}: pass "
                 "a list, such as scheduler.max_lr=[…] of OneCycleLR, or use a schedule of qconv.training.schedules"
             )
-        if self.goes_on_from is not None:
-            check_length(self.goes_on_from, self.total_steps, scheduler, self.make_scheduler)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def _check_accumulation(self) -> None:
@@ -310,7 +292,7 @@ class Classifier(LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Make the loader continue where the epoch stopped.
+        """Make the loader continue where the epoch stopped, and schedules follow the number of steps of this run.
 
         Raises:
             ValueError: the run has had other training images, or another number of steps in an epoch.
@@ -319,8 +301,9 @@ class Classifier(LightningModule):
         if checkpoint is not None:
             check_same(checkpoint, getattr(self.trainer, "datamodule", None), self.trainer.train_dataloader)
             check_steps(checkpoint, self.trainer)
-            for config, before in zip(self.trainer.lr_scheduler_configs, checkpoint[BEFORE], strict=False):
-                follow_length_(config.scheduler, before)
+            if self.make_scheduler and self.total_steps is not None and checkpoint.get(TOTAL) != self.total_steps:
+                for config in self.trainer.lr_scheduler_configs:
+                    config.scheduler = follow_length(config.scheduler, self.make_scheduler, self.total_steps)
         # Lightning set the loader up before it read the checkpoint, to count the steps.
         self.trainer.fit_loop._load_combined_loader_states()
 
@@ -347,11 +330,7 @@ class Classifier(LightningModule):
             checkpoint["config"] = self.config
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the sums of each process; if the number of processes has changed, the first one gets all.
-
-        Schedules follow the number of epochs of the present run.
-        """
-        forget_lengths_(checkpoint)
+        """Restore the sums of each process; if the number of processes has changed, the first one gets all."""
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.goes_on_from = checkpoint  # until training starts
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self._trainer else (0, 1)

@@ -31,13 +31,7 @@ def check_mode(compile: bool | str) -> None:
 def chosen_mode(compile: Any, model: nn.Module, images: int | None) -> tuple[bool | Mode, str]:
     """Return whether and how to compile, and a note if it was asked for and is not done.
 
-    Args:
-        compile: what the config says; auto is true if there are enough images for the time that it takes.
-        model: the network.
-        images: the number of training images in all epochs; None if it is not known, as of large data sets.
-
-    Raises:
-        ValueError: as `check_mode`.
+    Auto compiles if there are enough `images` in all epochs for the time that it takes, or their number is not known.
     """
     check_mode(compile)
     times = max(1, sum(len(starts(part)) for part in blocks(model)))

@@ -37,11 +37,7 @@ class FinishedRun:
 
     @cached_property
     def data(self) -> LightningDataModule:
-        """The images of the run, as inputs of its network.
-
-        Raises:
-            CheckpointError: their classes have other names now than in the training; the checkpoint is damaged.
-        """
+        """The images of the run, as inputs of its network; a CheckpointError if their classes have other names now."""
         with config_errors(self.folder / CONFIG):
             best = self.folder / BEST
             data = made_data(self.cfg, load_checkpoint(best) if best.is_file() else None, f"checkpoint {best}")
@@ -65,11 +61,7 @@ class FinishedRun:
             return float_model(self.cfg, header.pictures.size[0], len(header.classes))
 
     def trained(self) -> nn.Module:
-        """Return the quantized network with the weights of the best checkpoint.
-
-        Raises:
-            CheckpointError: the checkpoint is missing or damaged.
-        """
+        """Return the quantized network with the weights of the best checkpoint; a CheckpointError if there are none."""
         best = self.folder / BEST
         checkpoint = load_checkpoint(best)
         with config_errors(self.folder / CONFIG):
@@ -82,10 +74,6 @@ class FinishedRun:
         """Return the quantized network as at the start of the run, for a run without a checkpoint."""
         with config_errors(self.folder / CONFIG):
             return quantized_model(self.cfg, self.data)[0]
-
-    def examples(self, count: int, split: Split) -> Tensor:
-        """Return `count` images of a split as network inputs; all if there are fewer."""
-        return self.labelled(count, split)[0]
 
     def labelled(self, count: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return `count` images of a split as network inputs, and their classes; all if there are fewer.

@@ -40,12 +40,7 @@ WHAT = {
 
 
 def config_to_go_on(folder: str, words: Sequence[str], configs: Path) -> DictConfig:
-    """Return the config of the run in `folder` that goes on from its `last.ckpt`, with the words on top.
-
-    Raises:
-        RunFolderError: the folder has no `last.ckpt`.
-        ValueError: as `stored_config`.
-    """
+    """Return the config of the run in `folder` that goes on from its `last.ckpt`, with the words on top."""
     cfg = stored_config(folder, words, configs)
     last = Path(folder) / LAST
     if not last.is_file():
@@ -57,11 +52,7 @@ def config_to_go_on(folder: str, words: Sequence[str], configs: Path) -> DictCon
 
 
 def finished(cfg: DictConfig) -> str | None:
-    """Return what to say of a run that has no epoch left; None if there is one.
-
-    Raises:
-        ValueError: `trainer.max_epochs` is less than the epochs that the run has had.
-    """
+    """Return what to say of a run that has no epoch left; None if there is one."""
     path = Path(cfg.resume) / RESULT
     if not path.is_file():
         return None

@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..convert.swap import quantizer_prefixes
+from ..ground.checks import check_choice
 from ..ground.files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
 from ..layers.loading import translate
@@ -35,13 +36,8 @@ DRAWN: Mapping[str, Callable[[nn.Module], nn.Module]] = {"default": lambda model
 
 
 def draw_weights(model: nn.Module, weight_init: str) -> nn.Module:
-    """Draw the weights of a new network as `weight_init` says.
-
-    Raises:
-        ValueError: `weight_init` is not a key of `DRAWN`.
-    """
-    if weight_init not in DRAWN:
-        raise ValueError(f"weight_init (={weight_init!r}) must be one of {', '.join(map(repr, DRAWN))}")
+    """Draw the weights of a new network as `weight_init`, a key of `DRAWN`, says."""
+    check_choice("weight_init", weight_init, *DRAWN)
     return DRAWN[weight_init](model)
 
 
@@ -66,15 +62,8 @@ def load_weights(model: nn.Module, path: str) -> str:
     return "; ".join(filter(None, load(model, path)))
 
 
-class Loaded(NamedTuple):
-    """Notes about loaded weights: whether they are averages, and what the file lacks."""
-
-    averaged: str
-    left_out: str
-
-
-def load(model: nn.Module, path: str) -> Loaded:
-    """`load_weights`."""
+def load(model: nn.Module, path: str) -> tuple[str, str]:
+    """`load_weights`; return notes whether the weights are averages, and what the file lacks."""
     weights, kinds, averaged = read_weights(path)
     # The activations before its signs are this network's own choice, as is its scheme.
     weights, own = (
@@ -98,10 +87,13 @@ def load(model: nn.Module, path: str) -> Loaded:
     ]
     _check_fit(plain, {name: own[name] for name in needed}, path)
     model.load_state_dict(wanted | plain, strict=False)
-    for name in again:
-        layer, place = name.rpartition(".")[0], name.rpartition(".")[2]
-        _start_again(cast(QuantizedLayer, model.get_submodule(layer)), place)
-    return Loaded(averaged, told)
+    for name in again:  # of these, the tensors that come from data are set again
+        owner, _, place = name.rpartition(".")
+        layer: Any = model.get_submodule(owner)
+        quantizer = layer.quantizers()[place]
+        filters = layer.filters().detach() if place == "weight_quantizer" else None
+        quantizer.go_on_from_(copy.deepcopy(quantizer), filters)
+    return averaged, told
 
 
 def without_prefix(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -186,13 +178,6 @@ def describe_quantizers(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _start_again(layer: QuantizedLayer, place: str) -> None:
-    """Set the tensors that come from data again."""
-    quantizer = layer.quantizers()[place]
-    loaded = copy.deepcopy(quantizer)
-    quantizer.go_on_from_(loaded, layer.filters().detach() if place == "weight_quantizer" else None)
-
-
 def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
     """Return the tensors in the file by their names, the descriptions of its quantizers if given, and notes."""
     content = _read(path)
@@ -202,7 +187,7 @@ def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"weights file {path}: not a checkpoint of qconv train or a state dict")
     told = f"using the averaged weights, {key!r}" if key in AVERAGED else ""
-    beside = [name for name, other in around.items() if other is not state and _may_be_weights(other, state)]
+    beside = [name for name, other in around.items() if other is not state and _may_be_weights(other, len(state))]
     if beside and not told:
         told = f"using the weights of {key!r}, not those of {' or '.join(map(repr, beside))}"
     if COUNT in state:
@@ -211,9 +196,9 @@ def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
     return tensors, {} if state is content else around.get("quantizers", {}), told
 
 
-def _may_be_weights(other: Any, state: Mapping[str, Tensor]) -> bool:
+def _may_be_weights(other: Any, count: int) -> bool:
     """Whether what lies beside a state dict in a file may be another one of that network, such as an average."""
-    return isinstance(other, dict) and len(other) >= len(state) and all(isinstance(v, Tensor) for v in other.values())
+    return isinstance(other, dict) and len(other) >= count and all(isinstance(v, Tensor) for v in other.values())
 
 
 def checkpoint_of_run(path: str) -> dict[str, Any]:

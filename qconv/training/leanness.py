@@ -31,20 +31,11 @@ def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool, compiled: bool, t
     - It does not accept channels_last images, with which lean steps are fastest.
 
     State dicts are the same either way, so a run may be resumed with another value.
-
-    Args:
-        model: the network before its first step, with the stages of its quantizers as they begin.
-        asked: true, false, "exact" or "auto".
-        on_cpu: whether it will be trained on the CPU.
-        compiled: whether ``torch.compile`` will run it.
-        takes_channels_last: whether its forward takes images in this format.
-
-    Raises:
-        ValueError: ``asked`` is not one of these values.
     """
     check_lean(asked)
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
-    on = asked is not False and any(_is_quantized(layer) for layer in layers)
+    quantizers = [quantizer for layer in layers for quantizer in (layer.input_quantizer, layer.weight_quantizer)]
+    on = asked is not False and not all(isinstance(quantizer, Identity) for quantizer in quantizers)
     if asked == "auto":
         on = on and on_cpu and not compiled and 2 * sum(map(_gains, layers)) >= len(layers)
     is_viewed = on and asked != "exact" and not takes_channels_last
@@ -77,7 +68,3 @@ def _gains(layer: QuantizedLayer) -> bool:
         return False
     channels_per_group = layer.weight.shape[1], len(layer.weight) // getattr(layer, "groups", 1)
     return min(channels_per_group) >= _WIDE
-
-
-def _is_quantized(layer: QuantizedLayer) -> bool:
-    return not all(isinstance(quantizer, Identity) for quantizer in (layer.input_quantizer, layer.weight_quantizer))

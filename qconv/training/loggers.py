@@ -16,16 +16,17 @@ from ..ground.extras import MODULES, missing
 
 @contextmanager
 def started_loggers(cfg: DictConfig) -> Iterator[list[Logger]]:
-    """Context manager: the loggers of `cfg.logger`, which know the whole config.
-
-    Raises:
-        ImportError: the package of one is missing; the message names the extra that installs it.
-    """
+    """Context manager: the loggers of `cfg.logger`, which know the whole config; an ImportError for a missing one."""
     loggers: list[Logger] = []
     status = 1
     try:
         for name, node in cfg.logger.items():
-            loggers.append(_started(str(name), node))
+            try:
+                loggers.append(instantiate(node))
+            except InstantiationException as error:
+                if isinstance(error.__cause__, ModuleNotFoundError) and name in MODULES:
+                    raise ImportError(missing(f"logger={name}", str(name))) from error
+                raise
             loggers[-1].log_hyperparams(_named(OmegaConf.to_container(cfg, resolve=True)))
         yield loggers
         status = 0
@@ -49,15 +50,6 @@ def mlflow_logger(tracking_uri: str | None = None, **options: Any) -> MLFlowLogg
     if tracking_uri is None:
         tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     return MLFlowLogger(tracking_uri=tracking_uri, **options)
-
-
-def _started(name: str, node: DictConfig) -> Logger:
-    try:
-        return instantiate(node)
-    except InstantiationException as error:
-        if isinstance(error.__cause__, ModuleNotFoundError) and name in MODULES:
-            raise ImportError(missing(f"logger={name}", name)) from error
-        raise
 
 
 def _named(value: Any) -> Any:

@@ -1,16 +1,13 @@
 """Batch norms after training: restored to the network's own, and re-estimated for the test (`reestimate_bn=true`)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule, Trainer
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .checkpoint_io import AtomicCheckpointIO
 from .classifier import Classifier
 
 
@@ -44,12 +41,6 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
     device = trainer.strategy.root_device  # a training that has ended leaves the model on the CPU
     classifier.to(device)
 
-    def images() -> Iterator[Tensor]:
-        for batch in data.train_dataloader():  # through the hooks that Lightning would call
-            batch = data.on_before_batch_transfer(batch, 0)
-            batch = data.transfer_batch_to_device(batch, device, 0)
-            yield data.on_after_batch_transfer(batch, 0)[0]
-
     norms = [module for module in classifier.modules() if isinstance(module, _BatchNorm)]
     if not norms:
         return
@@ -62,9 +53,10 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
             norm.reset_running_stats()
             norm.train().momentum = None  # the mean over all batches
         with torch.no_grad():
-            for batch in images():
+            for batch in data.train_dataloader():  # through the hooks that Lightning would call
+                batch = data.transfer_batch_to_device(data.on_before_batch_transfer(batch, 0), device, 0)
                 with trainer.precision_plugin.forward_context():
-                    classifier(batch)
+                    classifier(data.on_after_batch_transfer(batch, 0)[0])
     finally:
         for module, training in modes.items():
             module.training = training
@@ -78,8 +70,3 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
         for statistic in (norm.running_mean, norm.running_var):
             if statistic is not None:  # every process has seen its part
                 statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
-
-
-def keep_batch_norm(path: Path, checkpoint: Mapping[str, Any], classifier: Classifier) -> None:
-    """Write the checkpoint again with the batch norms of the classifier; all other tensors are the same."""
-    AtomicCheckpointIO().save_checkpoint({**checkpoint, "state_dict": classifier.state_dict()}, path)

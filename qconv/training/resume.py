@@ -3,13 +3,14 @@
 The stored config is compared with the requested one, and then the tensors.
 """
 
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.grammar.utils import escape_special_characters
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -44,8 +45,10 @@ def check_config(path: Path, checkpoint: dict[str, Any], config: dict[str, Any],
         raise CheckpointError(f"checkpoint {path}: not written by qconv train (it has no 'config')")
     known = {**first_defaults(), **stored}
     for group in groups:
-        before, now = known.get(group), config.get(group)
-        if before != now and not same_pictures(group, before, now):
+        before: Any = known.get(group)
+        now: Any = config.get(group)
+        elsewhere = group == "data" and all(before.get(k) == now.get(k) for k in {*before, *now} - {*PLACES})
+        if before != now and not elsewhere:
             words = f"was trained with {group} {call(before)}, but this run has {call(now)}"
             raise CheckpointError(f"checkpoint {path} {words}: {as_it_was(path)}")
 
@@ -61,23 +64,14 @@ def as_it_was(path: Path) -> str:
     )
 
 
-def same_pictures(group: str, stored: Any, asked: Any) -> bool:
-    """Whether two configs describe the same data in different places."""
-    return group == "data" and all(stored.get(k) == asked.get(k) for k in {*stored, *asked} - {*PLACES})
-
-
 def check_tensors(path: Path, checkpoint: dict[str, Any], state_dict: Mapping[str, Tensor]) -> None:
-    """Raise unless the checkpoint has exactly the tensors of `state_dict`, in their shapes.
-
-    Raises:
-        CheckpointError: it names the first tensor that is missing, unexpected, or of another shape.
-    """
+    """Raise a CheckpointError that names the first tensor that is missing, unexpected or of another shape."""
     stored = checkpoint["state_dict"]
     for name in [*state_dict, *stored]:
-        size, asked = (tuple(d[name].shape) if name in d else None for d in (stored, state_dict))
+        size, asked = (tuple(d[name].shape) if name in d else "absent" for d in (stored, state_dict))
         if size != asked:
             raise CheckpointError(
-                f"checkpoint {path} is of another network: '{name}' is {shape(size)} in it, {shape(asked)} in this run"
+                f"checkpoint {path} is of another network: '{name}' is {size} in it, {asked} in this run"
             )
 
 
@@ -93,18 +87,13 @@ def call(node: Any) -> str:
 
 def override(value: Any) -> str:
     """A value in Hydra's command-line grammar."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{_escaped(k)}:{override(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, dict):  # for whose keys the grammar has no quotes
+        return "{" + ",".join(f"{escape_special_characters(str(k))}:{override(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(override, value)) + "]"
     if isinstance(value, str):
-        return value if _is_plain(value) else _quoted(value)
+        return value if _is_plain(value) else QuotedString(value, Quote.double).with_quotes()
     return "null" if value is None else str(value)
-
-
-def _escaped(key: Any) -> str:
-    """Return the key of a dictionary, for which the grammar has no quotes."""
-    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", str(key))
 
 
 def _is_plain(text: str) -> bool:
@@ -113,13 +102,3 @@ def _is_plain(text: str) -> bool:
         return OverridesParser.create().parse_override(f"key=[{text}]").value() == [text]
     except HydraException:
         return False
-
-
-def _quoted(text: str) -> str:
-    """Return the text in quotes, before which, and only there, a backslash means something."""
-    return '"' + re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), text) + '"'
-
-
-def shape(size: tuple[int, ...] | None) -> str:
-    """Write a shape, or "absent"."""
-    return "absent" if size is None else str(size)

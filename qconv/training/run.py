@@ -22,19 +22,18 @@ from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.finite_guard import FiniteGuard
 from .callbacks.history import History
 from .callbacks.test_predictions import TestPredictions
-from .checkpoint_io import load_checkpoint
+from .checkpoint_io import AtomicCheckpointIO, load_checkpoint
 from .classifier import EVALUATION_FIGURES, Classifier
 from .go_on import changes
 from .leanness import check_lean, make_lean, mode_of
-from .norm_estimates import batch_norms_kept, keep_batch_norm, reestimate_batch_norm
-from .report.leave import leave_report
+from .norm_estimates import batch_norms_kept, reestimate_batch_norm
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
 from .resume import check_checkpoint
 from .run_folder import AUTO, NETWORK, RUN, check_free, claimed, is_first_process, run_to_resume
 from .same_callbacks import check_callbacks
-from .shipping import note_shipped, ship
-from .trained_on import are_others, count_before, count_of
+from .shipping import leave_report, note_shipped, ship
+from .trained_on import other_images
 
 # The messages of gloo and NCCL.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
@@ -54,19 +53,13 @@ def train(cfg: DictConfig) -> Result:
     check_lean(cfg.lean)
     if is_first_process():
         check_free(cfg, go_on=go_on)  # and again under the lock: building the run can take minutes
-    data, classifier, about = built(cfg)
-    with claimed(cfg, go_on=go_on), started(cfg) as (trainer, callbacks):
-        return fit_and_test(cfg, data, classifier, about, trainer, callbacks)
-
-
-def built(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
-    """Return the parts of a run as `build`, which fit its checkpoint, if it goes on from one."""
     checkpoint = None if cfg.resume is None else load_checkpoint(Path(cfg.resume) / LAST)
     data, classifier, about = build(cfg, checkpoint)
     check_objective(cfg.objective, about)
     if checkpoint is not None:
         check_resumed(cfg, checkpoint, classifier)
-    return data, classifier, about
+    with claimed(cfg, go_on=go_on), started(cfg) as (trainer, callbacks):
+        return fit_and_test(cfg, data, classifier, about, trainer, callbacks)
 
 
 def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Classifier) -> None:
@@ -79,10 +72,8 @@ def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Class
             f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least {checkpoint['epoch'] + 1}, the epochs "
             f"that the run of {path} has begun"
         )
-    if is_first_process():
-        show_note(f"resume={cfg.resume}: going on from epoch {checkpoint['epoch']}")
-        for line in changes(checkpoint, classifier):
-            show_note(line)
+    for line in (f"resume={cfg.resume}: going on from epoch {checkpoint['epoch']}", *changes(checkpoint, classifier)):
+        show_note(line)
 
 
 def fit_and_test(
@@ -105,8 +96,7 @@ def fit_and_test(
     )
     about["lean"] = mode_of(classifier.model)
     about["precision"] = trainer.precision  # that of the last part, if a run has gone on on another processor
-    if trainer.is_global_zero:
-        show_note(f"lean: {word}")
+    show_note(f"lean: {word}")
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
     if checkpoints.last != Path(cfg.run_dir) / LAST:
         raise ValueError(
@@ -133,7 +123,7 @@ def fit_and_test(
             reestimate_batch_norm(classifier, data, trainer)
             best_accuracy = _validated(classifier, data, trainer)["val_accuracy"]
             if trainer.is_global_zero:
-                keep_batch_norm(checkpoints.best, best, classifier)
+                AtomicCheckpointIO().save_checkpoint({**best, "state_dict": classifier.state_dict()}, checkpoints.best)
         (test,) = trainer.test(classifier, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         ship(cfg, classifier.model, data, about)
@@ -148,8 +138,9 @@ def fit_and_test(
         quantized=is_final(classifier),
         about=about,
     )
-    end_run(cfg, trainer, result, RESULT)
     if trainer.is_global_zero:
+        write_json(result, Path(cfg.run_dir) / RESULT)
+        show_outcome(result)
         history.draw(best["epoch"], dict(test))
         leave_report(cfg, classifier.model, data, decisions)
     return result
@@ -178,27 +169,16 @@ def check_validation(trainer: Trainer) -> None:
     every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
     interval: Any = trainer.val_check_interval  # 1 is a batch, 1.0 is all
     if every is None or not (interval is None or (isinstance(interval, float) and interval == 1)):
-        word = (
-            "check_val_every_n_epoch (=None)"
-            if every is None
-            else f"val_check_interval (={trainer.val_check_interval})"
-        )
+        word = "check_val_every_n_epoch (=None)" if every is None else f"val_check_interval (={interval})"
         raise ValueError(
             f"trainer.{word}: validations must be at the end of epochs, where checkpoints are written; "
             "+trainer.check_val_every_n_epoch=N validates after each N of them"
         )
-    if trainer.limit_val_batches == 0:
-        reason = "limit_val_batches (=0)"
-    elif epochs is not None and every > epochs > 0:
-        reason = f"check_val_every_n_epoch (={every}) of max_epochs (={epochs})"
-    elif epochs is not None and epochs > 0 and epochs % every:
+    if epochs is not None and epochs % every:
         raise ValueError(
-            f"trainer.check_val_every_n_epoch (={every}) must divide trainer.max_epochs (={epochs}): the result "
-            "states the accuracy after the last epoch"
+            f"trainer.check_val_every_n_epoch (={every}) must divide trainer.max_epochs (={epochs}): the best epoch is "
+            "tested, and the result states the accuracy after the last one"
         )
-    else:
-        return
-    raise ValueError(f"trainer: no epoch would be validated with {reason}, and the test is of the best one")
 
 
 def check_limits(trainer: Trainer) -> None:
@@ -235,29 +215,17 @@ def evaluate(cfg: DictConfig) -> Evaluation:
         note_shipped(Path(cfg.evaluate), about)
         figures = {**_own_figures({**val, **test}, about), "quantized": is_final(classifier)}
         evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
-        end_run(cfg, trainer, evaluation, EVALUATION)
+        if trainer.is_global_zero:
+            write_json(evaluation, Path(cfg.run_dir) / EVALUATION)
+            show_outcome(evaluation)
     return evaluation
 
 
 def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     """Say if there are other images in the run's own place than it was trained on."""
-    before = count_before(checkpoint)
-    if before is None:
-        return
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    now = count_of(data.train_dataloader())
-    if not trainer.is_global_zero:
-        return
-    if now is not None and before != now:
-        show_note(
-            f"the run was trained on {before} images, and there are {now} training images now: if both are from the "
-            "same images, the run may have been trained on some that validate now"
-        )
-    elif are_others(checkpoint, data):
-        show_note(
-            "some images have another name or class than when the run was trained: if they are the same images, the "
-            "run may have been trained on some that validate now"
-        )
+    if difference := other_images(checkpoint, data, data.train_dataloader()):
+        show_note(f"{difference}: if they are the same images, it may have been trained on some that validate now")
 
 
 WATCHER = logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script")
@@ -328,10 +296,3 @@ def _last_words(trainer: Trainer) -> Iterator[None]:
     finally:
         WATCHER.removeFilter(say)
         WATCHER.setLevel(level)
-
-
-def end_run(cfg: DictConfig, trainer: Trainer, outcome: Result | Evaluation, name: str) -> None:
-    """Write and show the figures, once for all processes."""
-    if trainer.is_global_zero:
-        write_json(outcome, Path(cfg.run_dir) / name)
-        show_outcome(outcome)

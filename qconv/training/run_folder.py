@@ -25,20 +25,8 @@ except ImportError:  # Windows
 # The parts of the config that a checkpoint and its reader must share: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
 RUN = (
-    *NETWORK,
-    "data",
-    "seed",
-    "loss",
-    "shift_decay",
-    "dampening",
-    "sine_penalty",
-    "step_rules",
-    "optimizer",
-    "scheduler",
-    "trainer",
-    "init_from",
-    "weight_init",
-    "reestimate_bn",
+    *(*NETWORK, "data", "seed", "loss", "shift_decay", "dampening", "sine_penalty", "step_rules", "optimizer"),
+    *("scheduler", "trainer", "init_from", "weight_init", "reestimate_bn"),
 )
 AUTO = "auto"
 BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(-\d+)?(/\d+)?$")  # how Hydra names a folder, also in a sweep
@@ -58,7 +46,7 @@ def run_to_resume(cfg: DictConfig) -> str | None:
     if not goes_on and BY_TIME.search(str(cfg.run_dir)):
         raise RunFolderError(f"resume={AUTO} needs the folder of the run: add run_dir=FOLDER")
     if not goes_on:
-        rank_zero_only(show_note)(f"resume={AUTO}: no {LAST} in {cfg.run_dir}, starting a new run")
+        show_note(f"resume={AUTO}: no {LAST} in {cfg.run_dir}, starting a new run")
     return str(cfg.run_dir) if goes_on else None
 
 
@@ -75,9 +63,7 @@ def same_run(path: Path, asked: Any) -> bool:
 def check_free(cfg: DictConfig, *, go_on: bool) -> None:
     """Raise a RunFolderError if the run or evaluation would overwrite another one in its folder.
 
-    Args:
-        cfg: config of the run; its `resume` is a folder or None.
-        go_on: whether to continue an interrupted run, if it has a checkpoint (`resume=auto`).
+    With `go_on`, `resume=auto`, an interrupted run may start again.
     """
     folder = Path(cfg.run_dir)
     kept = [str(name) for name in KEPT if (folder / name).is_file()]
@@ -88,8 +74,10 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
     if resumed if evaluated is None else holds(folder, Path(evaluated)):
         return
     if evaluated is not None:
-        if kept == [EVALUATION] and _checkpoint_of(folder / EVALUATION) == Path(evaluated).resolve():
-            return
+        with suppress(ValueError, KeyError, TypeError):
+            before = json.loads((folder / EVALUATION).read_text())["checkpoint"] if kept == [EVALUATION] else None
+            if before is not None and Path(before).resolve() == Path(evaluated).resolve():
+                return
         raise RunFolderError(f"run_dir (={folder}) has {kept[0]} of another checkpoint than {evaluated}: {OTHER}")
     # Killed between the first best.ckpt and the first last.ckpt: it starts again.
     if go_on and RESULT not in kept and same_run(folder / CONFIG, OmegaConf.to_container(cfg, resolve=True)):
@@ -99,12 +87,6 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
 
 
 OTHER = "name another folder; in a sweep, one for each run, such as 'run_dir=runs/a/${hydra:job.num}'"
-
-
-def _checkpoint_of(path: Path) -> Path | None:
-    with suppress(ValueError, KeyError, TypeError):
-        return Path(json.loads(path.read_text())["checkpoint"]).resolve()
-    return None
 
 
 def is_first_process() -> bool:
@@ -118,10 +100,6 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
 
     Of several processes of one run, the first does so. The lock ends with the process, however it ends, so a run that
     was killed can be restarted at once.
-
-    Raises:
-        RunFolderError: another process holds it, or as for `check_free`.
-        OSError: it cannot be written.
     """
     if not is_first_process():
         yield

@@ -15,19 +15,19 @@ from .trained_on import class_of
 
 
 def check_callbacks(path: Path, checkpoint: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise unless both runs average the weights alike, measure EWGS's delta alike, and mean the same by "best".
+    """Raise a CheckpointError unless both runs average weights, measure EWGS's delta and choose the best alike.
 
     With averaging, the file's state dict holds the averages instead of the trained weights. A best score is useless for
     another figure.
-
-    Raises:
-        CheckpointError: the message has both callbacks.
     """
     stored, asked = deciding(checkpoint["config"]), deciding(config)
     for kind in dict.fromkeys([*stored, *asked]):
         before, now = stored.get(kind), asked.get(kind)
         if before != now:
-            (before_key, before_node), (key, node) = (_found(each, kind) for each in (checkpoint["config"], config))
+            (before_key, before_node), (key, node) = (
+                next(((key, node) for key, each, node in _callbacks(of) if each is kind), ("", None))
+                for of in (checkpoint["config"], config)
+            )
             group = f"callbacks.{before_key if now is None else key}"
             words = f"was trained with {group} {call(before_node)}, but this run has {call(node)}"
             raise CheckpointError(f"checkpoint {path} {words}: {as_it_was(path)}")
@@ -43,10 +43,6 @@ def _callbacks(config: Mapping[str, Any]) -> Iterator[tuple[str, type, dict[str,
         kind = class_of(node) if isinstance(node, dict) else None
         if kind is not None and issubclass(kind, WeightAveraging | StochasticWeightAveraging | EWGSDelta | Checkpoints):
             yield key, kind, node
-
-
-def _found(config: Mapping[str, Any], kind: type) -> tuple[str, Any]:
-    return next(((key, node) for key, each, node in _callbacks(config) if each is kind), ("", None))
 
 
 def _arguments(kind: type, node: Mapping[str, Any]) -> dict[str, Any]:

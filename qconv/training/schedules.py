@@ -64,17 +64,11 @@ def steps(
     follows = [all(group.get(name) == value for name, value in wanted) for group in optimizer.param_groups]
     if not any(follows):
         raise ValueError(f"only (={dict(wanted)}) must be options of a group of the optimizer's parameters")
-    return LambdaLR(optimizer, [factor_at if each else _stays for each in follows])
-
-
-def _stays(step: int) -> float:
-    del step
-    return 1.0
+    return LambdaLR(optimizer, [factor_at if each else lambda step: 1.0 for each in follows])
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
     """The optimizer's own learning rate throughout."""
-    del total_steps
     return LambdaLR(optimizer, lambda step: 1.0)
 
 

@@ -1,4 +1,4 @@
-"""The packed model that a run writes into its folder."""
+"""What a run leaves in its folder at its end: the packed model, the page, and the predictions of its test."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,12 @@ from torch import nn
 from ..layers.copies import copied
 from ..packed import save_packed
 from ..packed.calls import build_network
-from ..runs.run_files import BEST, CONFIG, PACKED
+from ..runs.run_files import BEST, CONFIG, PACKED, PAGE, PREDICTIONS
+from .callbacks.test_predictions import TestPredictions
 from .report.screen import show_note
 from .trained_on import describe_pictures
+
+REPORT_S = 0.2  # to time each batch size: a run must not wait for its report
 
 
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
@@ -30,17 +33,13 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
         )
     try:
         path.unlink(missing_ok=True)
-        save_packed(_in_float32(model), path, **described)
+        floats = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
+        # Shipped models compute in float32.
+        save_packed(model if floats == {torch.float32} else copied(model).float(), path, **described)
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         show_note(f"no packed model is written: {error}")
         return
     _note_size(path, about)
-
-
-def _in_float32(model: nn.Module) -> nn.Module:
-    """Return the model, or a copy in float32 if its weights have another dtype: shipped models compute in float32."""
-    floats = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
-    return model if floats == {torch.float32} else copied(model).float()
 
 
 def note_shipped(checkpoint: Path, about: dict[str, Any]) -> None:
@@ -74,3 +73,25 @@ def _network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
     except ValueError:
         return None
     return call
+
+
+def leave_report(cfg: DictConfig, model: nn.Module, data: LightningDataModule, decisions: TestPredictions) -> None:
+    """Write the page of a run and the predictions of its test into its folder, unless `cfg.report` is false.
+
+    If the page can't be written, a note says why; the run has its results by then. No page of an earlier run remains.
+    """
+    folder = Path(cfg.run_dir)
+    try:
+        for name in (PAGE, PREDICTIONS):
+            (folder / name).unlink(missing_ok=True)
+        if not cfg.report:
+            return
+        from .report.gather import gather, network_for  # with jinja2 and PIL, which only a report needs
+        from .report.page import write_page
+
+        decisions.predictions().save(folder / PREDICTIONS)
+        write_page(gather(folder, network_for(model, data), seconds=REPORT_S), folder / PAGE)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the run must not fail at its very end
+        show_note(f"no report is written: {type(error).__name__}: {error}")
+    else:
+        show_note(f"report: {folder / PAGE}")

@@ -48,12 +48,8 @@ def read_config(folder: str | os.PathLike[str]) -> DictConfig:
 def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs: Path) -> DictConfig:
     """Return the config of the run in `folder`, changed by words of a command line, as if it had always been there.
 
-    The same words may come again, for example from a requeued job: the run has kept what they asked for.
-
-    Args:
-        folder: the folder, which may have been moved.
-        words: ``key=value``, ``+key=value``, ``~key`` or ``group=option``, which comes first wherever it stands.
-        configs: the folder of configs that has the options.
+    The same words may come again, for example from a requeued job: the run has kept what they asked for. They are
+    ``key=value``, ``+key=value``, ``~key`` or ``group=option``, which comes first wherever it stands.
 
     Raises:
         DamagedFileError: as `read_config`.

@@ -20,16 +20,6 @@ def check_teacher(loss: DictConfig, teacher: nn.Module, data: Any) -> None:
 
     Activations, shortcuts and quantizers of signs have no tensors, so weights fit networks that compute something else.
     Files that name no network of `qconv.models`, such as state dicts from elsewhere, are accepted unchecked.
-
-    Args:
-        loss: the node of the config, with the call of the teacher and the file of its weights.
-        teacher: the float network, with its weights.
-        data: the data module of the training.
-
-    Raises:
-        CheckpointError: the teacher was trained on other classes.
-        ValueError: it is another network, and the words to add follow; the run has trained quantized layers; or it is a
-            network of `qconv.models` without weights, which is random.
     """
     weights, target = loss.get("weights"), str(loss.teacher.get("_target_"))
     if weights is None:

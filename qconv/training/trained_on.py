@@ -24,10 +24,9 @@ _NAMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def describe_pictures(data: Any) -> dict[str, Any]:
-    """Return the arguments of `qconv.save_packed` about the images of a data module, which has been set up.
+    """Return ``pictures`` and ``classes`` of `qconv.save_packed` for a data module, which has been set up.
 
-    ``pictures`` is None if it does not state size, mean and deviation as `qconv.data` does, ``classes`` if it does not
-    name them.
+    Each is None if the data module does not say as `qconv.data` does.
     """
     return {"pictures": _pictures(data), "classes": class_names(data)}
 
@@ -98,31 +97,21 @@ def count_of(loader: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def count_before(checkpoint: Mapping[str, Any]) -> int | None:
-    """Return the number of images in an epoch of a checkpoint's run; None if it is not known."""
-    return _of(checkpoint).get("count")
-
-
 def check_same(checkpoint: Mapping[str, Any], data: Any, loader: Any) -> None:
-    """Raise a ValueError if a run that goes on from a checkpoint had other training images, as far as that is known.
+    """Raise a ValueError if a run that goes on from a checkpoint had other training images, as far as that is known."""
+    if difference := other_images(checkpoint, data, loader):
+        raise ValueError(
+            f"{difference}, so it may have been trained on images that would validate it: resume with the same images; "
+            "init_from= starts a run with these"
+        )
 
-    Args:
-        checkpoint: the checkpoint.
-        data: the data module, or None.
-        loader: the loader of the training images.
-    """
-    before, now = count_before(checkpoint), count_of(loader)
-    rule = "resume with the same images; init_from= starts a run with these"
+
+def other_images(checkpoint: Mapping[str, Any], data: Any, loader: Any) -> str:
+    """Say how the training images of a checkpoint's run differ from those of the loader, as far as that is known."""
+    before, now = _of(checkpoint).get("count"), count_of(loader)
     if before is not None and now is not None and before != now:
-        raise ValueError(
-            f"the run was trained on {before} images and there are {now} now, so it may have been trained on images "
-            f"that would validate it: {rule}"
-        )
-    if are_others(checkpoint, data):
-        raise ValueError(
-            "some of the run's images have another name or class now, so it may have been trained on images that "
-            f"would validate it: {rule}"
-        )
+        return f"the run was trained on {before} images and there are {now} now"
+    return "some of the run's images have another name or class now" if are_others(checkpoint, data) else ""
 
 
 def arguments_as_trained(
@@ -131,18 +120,12 @@ def arguments_as_trained(
     """Return arguments of an `ImageFolderDataModule` that its config leaves open, as in the training of a checkpoint.
 
     These are the image size, the pixel values of black and white for images of more than 8 bits, and the split of a
-    folder without splits.
-
-    Args:
-        node: the config of the data module.
-        checkpoint: the checkpoint that a run evaluates or continues.
-        others: checkpoints of networks that it starts or learns from; their test images in the same folder remain
-            test images.
+    folder without splits. What the networks of `others` were tested with in the same folder remains for the test.
     """
-    kind = _image_folder(node)
+    kind = class_of(node)
     more: dict[str, Any] = {}
     pictures = _of(checkpoint).get("pictures")
-    if kind is None:
+    if kind is None or not issubclass(kind, ImageFolderDataModule):
         return more
     if pictures is not None:
         as_trained = {"image_size": list(pictures["size"][1:]), "pixel_range": pictures.get("pixel_range")}
@@ -165,11 +148,6 @@ def split_otherwise(checkpoint: Mapping[str, Any], node: Mapping[str, Any], data
     """Say why a checkpoint's run had other images of the same folder for training than a run with this data module.
 
     Empty if it had the same images, or images of another folder.
-
-    Args:
-        checkpoint: the checkpoint.
-        node: the config of the data module.
-        data: the data module, which splits the images of a folder.
     """
     if not _has_folder(checkpoint, node):
         return ""
@@ -192,12 +170,6 @@ def _has_folder(checkpoint: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
     return None not in roots and len({Path(str(root)).expanduser().resolve() for root in roots}) == 1
 
 
-def _image_folder(node: Mapping[str, Any]) -> type | None:
-    """Return the class of the data module if it reads folders of images."""
-    kind = class_of(node)
-    return kind if kind is not None and issubclass(kind, ImageFolderDataModule) else None
-
-
 def class_of(node: Mapping[str, Any]) -> type | None:
     """Return the class that a config node names, if it exists."""
     try:
@@ -214,11 +186,6 @@ def _takes(kind: type, name: str) -> bool:
 
 def prepare_as_trained(data: Any, checkpoint: Mapping[str, Any] | None, called: str) -> None:
     """Give a data module, before its `setup`, the mean and deviation of the images of a checkpoint's training.
-
-    Args:
-        data: the data module.
-        checkpoint: the checkpoint.
-        called: its name in messages.
 
     Raises:
         CheckpointError: the network was trained on other classes, so its outputs would mean something else.

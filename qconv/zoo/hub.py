@@ -92,7 +92,6 @@ class HubModel(
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """Return the page of the model: of a network of the zoo its card, else the table of its layers."""
-        del args
         info = self._hub_mixin_info
         return ModelCard.from_template(
             info.model_card_data, template_str=info.model_card_template, **{"page": self._page, **kwargs}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..ground.checks import check_at_least_one
 from ..images import DecodingError, Normalize, centre_crop, decode, read_picture
 from ..inference import freeze
 from ..packed import load_for_pictures
@@ -87,9 +88,7 @@ class Predictor:
         """
         if isinstance(paths, str | os.PathLike):
             raise TypeError(f"paths (={str(paths)!r}) must be several: call the predictor itself for a single path")
-        for name, value in (("top", top), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} (={value}) must be at least 1")
+        check_at_least_one(top=top, batch_size=batch_size)
         for start in range(0, len(paths), batch_size):
             batch = paths[start : start + batch_size]
             read = [self._read_or_error(path) for path in batch]

@@ -65,12 +65,10 @@ class Checkpoints(EpochFigures, Checkpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the folder of the process that writes: others may have named theirs by the second of their own start."""
-        del pl_module, stage
         self.folder = trainer.strategy.broadcast(self.folder)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the best checkpoint of a resumed run."""
-        del pl_module
         self.is_own = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.last.resolve()
         if trainer.ckpt_path is None or self.best_epoch is None:
             return
@@ -102,14 +100,12 @@ class Checkpoints(EpochFigures, Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make SIGTERM and Ctrl-C wait for a checkpoint from now on."""
-        del pl_module
         self.termination.notice(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write `last.ckpt` within the epoch, if the step has left only finite numbers."""
-        del outputs, batch
         batches = batch_idx + 1
         # After the last batch comes the checkpoint of the epoch. Between optimizer steps gradients would be lost.
         if batches == trainer.num_training_batches or batches % trainer.accumulate_grad_batches != 0:
@@ -123,7 +119,6 @@ class Checkpoints(EpochFigures, Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the run here if a signal came after the last epoch's checkpoint."""
-        del pl_module
         stop = self.termination.asked(trainer)
         if stop:
             self.termination.end(trainer)
@@ -131,7 +126,6 @@ class Checkpoints(EpochFigures, Checkpoint):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make signals end the process at once from now on: nothing is left to save."""
-        del trainer, pl_module
         self.termination.end_at_once()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

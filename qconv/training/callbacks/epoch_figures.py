@@ -17,12 +17,10 @@ class EpochFigures(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note which figures there are without this validation."""
-        del pl_module
         self.before = frozenset(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that this epoch has validation figures, and which."""
-        del pl_module
         self.of_validation |= frozenset(trainer.callback_metrics) - self.before
         self.validated = not trainer.sanity_checking
 

@@ -45,7 +45,6 @@ class FiniteGuard(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Watch the layers."""
-        del trainer, stage
         for name, module in pl_module.named_modules():
             if isinstance(module, WATCHED):
                 place = f"the input of {name_of(module, name.removeprefix('model.'))}"
@@ -55,7 +54,6 @@ class FiniteGuard(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop watching."""
-        del trainer, pl_module, stage
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -107,7 +105,6 @@ class FiniteGuard(Callback):
 
     def _hook(self, place: str):
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            del module
             if args and isinstance(args[0], Tensor):
                 self._add(place, args[0])
 

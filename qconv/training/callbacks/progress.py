@@ -21,7 +21,6 @@ class Progress(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Note the number of epochs: Lightning's StochasticWeightAveraging will add one in which nothing is trained."""
-        del pl_module, stage
         self.epochs = trainer.max_epochs
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

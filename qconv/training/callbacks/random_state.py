@@ -22,7 +22,6 @@ class RandomState(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Note the device of this process."""
-        del pl_module, stage
         self.device = trainer.strategy.root_device
 
     def state_dict(self) -> dict[str, Any]:
@@ -43,12 +42,10 @@ class RandomState(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the state, once."""
-        del trainer, pl_module
         self._resume()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Restore the state if training resumes within an epoch."""
-        del trainer, pl_module, batch, batch_idx
         self._resume()
 
     def _resume(self) -> None:

@@ -47,12 +47,7 @@ class Termination:
         return trainer.strategy.reduce_boolean_decision(self.noticed is not None, all=False)
 
     def end(self, trainer: Trainer) -> NoReturn:
-        """Raise the exception of the signal, the same in all processes; all of them have been `asked`.
-
-        Raises:
-            KeyboardInterrupt: one of them had a SIGINT.
-            SIGTERMException: none had.
-        """
+        """Raise KeyboardInterrupt if any process had a SIGINT, else SIGTERMException: in all, which were `asked`."""
         if trainer.strategy.reduce_boolean_decision(self.noticed == signal.SIGINT, all=False):
             raise KeyboardInterrupt
         raise SIGTERMException

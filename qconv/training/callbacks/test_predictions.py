@@ -24,11 +24,7 @@ class TestPredictions(Callback):
         self.problem = ""
 
     def predictions(self) -> Predictions:
-        """Return the predictions of all images.
-
-        Raises:
-            ValueError: the predictions could not be kept.
-        """
+        """Return the predictions of all images; a ValueError says why they could not be kept."""
         if self.problem or not self.parts:
             raise ValueError(self.problem or "there was no test")
         return Predictions.joined(self.parts)

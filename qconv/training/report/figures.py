@@ -21,13 +21,7 @@ THEME = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes.
-
-    Attributes:
-        title: shown above it.
-        alt: what it shows, in words.
-        svg: the drawing.
-    """
+    """One set of axes: its title, what it shows in words, and the drawing."""
 
     title: str
     alt: str
@@ -103,10 +97,11 @@ def _themed(svg: str) -> str:
     return f'<svg viewBox="{box}" aria-hidden="true" focusable="false">{rest}'
 
 
-def trend(values: Sequence[float], width: int = 64, height: int = 18) -> str:
+def trend(values: Sequence[float]) -> str:
     """Return the points of a line from 0 to the largest value, for an SVG polyline; at most as many as pixels."""
     if len(values) < 2:
         return ""
+    width, height = 64, 18  # of the SVG
     kept = values[:: -(-len(values) // width)]
     top = max(*kept, 1e-9)
     steps = len(kept) - 1

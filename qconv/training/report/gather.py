@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import nn
 
 from ...bench.forms import Run, Timing, batch_of, in_turn, ready
 from ...convert import to_float
@@ -30,13 +30,7 @@ FLOAT, QUANTIZED, FROZEN = "float", "quantized, as trained", "frozen (qconv.free
 
 @dataclass(frozen=True)
 class Network:
-    """The network of a run, with its input size and classes.
-
-    Attributes:
-        model: the quantized network.
-        input_size: (C, H, W) of an image.
-        classes: names of the classes.
-    """
+    """The network of a run, with the size (C, H, W) of its images and the names of its classes."""
 
     model: nn.Module
     input_size: tuple[int, ...]
@@ -48,18 +42,13 @@ class Report:
     """The contents of the page.
 
     Attributes:
-        folder: the folder of the run.
-        config: the run's composed config.
         result: the figures in `result.json`; None for a run that has not finished.
         history: the rows of `metrics.csv`, one for each epoch.
         diagnostics: the rows of `diagnostics.csv`, one for each epoch and layer.
-        summary: the layers.
-        classes: names of the classes.
         predictions: the predictions of the test; None without a test.
         timings: by batch size and form of the network, in ms on this CPU.
         not_frozen: why there is no frozen form; else empty.
         is_packed: whether there is a packed file that names its network and images.
-        has_checkpoint: whether there is a last checkpoint.
     """
 
     folder: str
@@ -77,12 +66,7 @@ class Report:
 
 
 def gather(folder: str | os.PathLike[str], network: Network | None = None, *, seconds: float) -> Report:
-    """Return the contents of the page of a run.
-
-    Args:
-        folder: the folder of the run, finished or not.
-        network: the network of the run; None reads it from the folder.
-        seconds: how long to time each batch size.
+    """Return the contents of the page of a run, finished or not; `seconds` go to the timing of each batch size.
 
     Raises:
         DamagedFileError: the folder holds no run.
@@ -90,11 +74,12 @@ def gather(folder: str | os.PathLike[str], network: Network | None = None, *, se
     """
     run = FinishedRun(folder)
     network = network or network_of(run)
-    result = _result(run.folder)
+    config: Any = OmegaConf.to_container(run.cfg)
+    result = json.loads((run.folder / RESULT).read_text()) if (run.folder / RESULT).is_file() else None
     timings, not_frozen = time_forms(network, seconds)
     return Report(
         folder=str(run.folder),
-        config=_plain(run.cfg),
+        config=config,
         result=result,
         history=[_numbers(row) for row in read_csv(run.folder / METRICS)],
         diagnostics=[{**_numbers(row), "layer": row["layer"]} for row in read_csv(run.folder / DIAGNOSTICS)],
@@ -109,22 +94,12 @@ def gather(folder: str | os.PathLike[str], network: Network | None = None, *, se
 
 
 def network_of(run: FinishedRun) -> Network:
-    """Return the network of the packed file, which needs no data; else of the best checkpoint, or an untrained one.
-
-    Raises:
-        ValueError: the data of the run can't be read.
-    """
+    """Return the network of the packed file, which needs no data; else of the best checkpoint, or an untrained one."""
     if _names_network(run.folder):
         model, header, pictures = load_for_pictures(run.folder / PACKED)
         return Network(model, tuple(pictures.size), header.classes or ())
-    data: Any = run.data
-    if (run.folder / PACKED).is_file():
-        model = run.model()
-    elif (run.folder / BEST).is_file():
-        model = run.trained()
-    else:
-        model = run.untrained()
-    return network_for(model, data)
+    has_weights = any((run.folder / name).is_file() for name in (PACKED, BEST))
+    return network_for(run.model() if has_weights else run.untrained(), run.data)
 
 
 def network_for(model: nn.Module, data: Any) -> Network:
@@ -155,14 +130,11 @@ def predict(run: FinishedRun, network: Network) -> Predictions:
 
     def parts():
         for images, labels in run.batches("test"):
-            yield Predictions.of_batch(_logits(model, images), images, labels, normalize)
+            with torch.inference_mode():  # and not what reads images, which keeps them
+                logits = model(images.float())
+            yield Predictions.of_batch(logits, images, labels, normalize)
 
     return Predictions.joined(parts())
-
-
-@torch.inference_mode()  # and not what reads images, which keeps them
-def _logits(model: nn.Module, images: Tensor) -> Tensor:
-    return model(images.float())
 
 
 def _predictions(run: FinishedRun, network: Network) -> Predictions:
@@ -182,17 +154,5 @@ def _names_network(folder: Path) -> bool:
     return header.network is not None and header.pictures is not None
 
 
-def _result(folder: Path) -> dict[str, Any] | None:
-    path = folder / RESULT
-    if not path.is_file():
-        return None
-    return json.loads(path.read_text())
-
-
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in row.items() if name != "layer" and value not in ("", None)}
-
-
-def _plain(cfg: Any) -> dict[str, Any]:
-    plain: Any = OmegaConf.to_container(cfg)
-    return plain

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ...ground.environment import machine, versions
 from ...ground.files import atomic_file
+from ...runs.curves import best_row
 from ...runs.run_files import PACKED
-from ...summary.costs_table import Summary, format_bits, format_int
+from ...summary.costs_table import format_bits, format_int
 from ...summary.terminal import short
 from ..resume import call, override
 from .classes import class_rows, confusion, interval, worst_pairs
@@ -22,6 +23,15 @@ from .figures import panels, trend
 from .gather import FLOAT, Report
 from .screen import percent
 
+SETTINGS = {
+    "network": "model",
+    "scheme": "scheme",
+    "data": "data",
+    "loss": "loss",
+    "optimizer": "optimizer",
+    "schedule": "scheduler",
+}
+"""The words for the parts of a config that are calls."""
 MATRIX = 25  # classes at most of a matrix that is shown whole
 ROWS = 20  # classes, or pairs of classes, that are shown at once of more
 SMALL = 64  # pixels a side of an image whose pixels are shown as squares
@@ -58,13 +68,8 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "percent": percent,
-        "short": short,
-        "number": format_int,
-        "share": whole_percent,
-        "pace": pace,
-    }
+    environment.filters |= {"percent": percent, "short": short, "number": format_int, "share": whole_percent}
+    environment.filters |= {"pace": pace, "bits": format_bits, "address": picture_address, "is_small": is_small}
     style = Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))  # our own
     return environment.get_template("page.html.j2").render(style=style, **content(report))
 
@@ -77,7 +82,6 @@ def content(report: Report) -> dict[str, Any]:
         "result": report.result,
         "title": title(report.config),
         "facts": facts(report),
-        "layers": layers(report.summary),
         "panels": panels(report.history, _best_epoch(report), report.result),
         "tested": tested(report),
         "diagnostics": diagnostics(report.diagnostics),
@@ -102,7 +106,7 @@ def _last(node: Any) -> str:
 def facts(report: Report) -> list[tuple[str, str]]:
     """Return the settings of the run, each with its name."""
     config, result = report.config, report.result or {}
-    known = [(word, call(settings(config[key]))) for word, key in _SETTINGS if isinstance(config.get(key), dict)]
+    known = [(word, call(settings(config[key]))) for word, key in SETTINGS.items() if isinstance(config.get(key), dict)]
     plain = [
         ("first and last layer", str(config.get("first_last", ""))),
         ("layers left float", ", ".join(map(str, config.get("skip", ())))),
@@ -127,61 +131,17 @@ def settings(node: Any) -> Any:
     return {key: settings(value) for key, value in node.items() if key not in ("_convert_", "_partial_", "_recursive_")}
 
 
-_SETTINGS = (
-    ("network", "model"),
-    ("scheme", "scheme"),
-    ("data", "data"),
-    ("loss", "loss"),
-    ("optimizer", "optimizer"),
-    ("schedule", "scheduler"),
-)
-
-
 def _machine(machine: dict[str, Any] | None) -> str:
     if not machine:
         return ""
-    words = (
-        machine.get("gpu"),
-        machine.get("cpu"),
-        f"{machine.get('threads')} threads of {machine.get('cores')} cores",
-    )
+    words = machine.get("gpu"), machine.get("cpu"), f"{machine.get('threads')} threads of {machine.get('cores')} cores"
     return ", ".join(word for word in words if word)
-
-
-def layers(summary: Summary) -> list[dict[str, str]]:
-    """Return a row for each layer that multiplies, and one for the others together."""
-    rows = [
-        {
-            "name": row.name,
-            "type": row.type,
-            "scheme": row.scheme,
-            "bits": format_bits(row),
-            "output": "×".join(map(str, row.output_shape)),
-            "parameters": format_int(row.parameters),
-            "macs": short(row.macs),
-            "float_bytes": format_int(row.float_bytes),
-            "packed_bytes": format_int(row.packed_bytes),
-        }
-        for row in summary.rows
-        if row.macs
-    ]
-    others = [row for row in summary.rows if not row.macs]
-    if others:
-        parameters, floats, packed = (
-            format_int(sum(getattr(row, name) for row in others))
-            for name in ("parameters", "float_bytes", "packed_bytes")
-        )
-        kinds = ", ".join(dict.fromkeys(row.type for row in others if row.parameters or row.float_bytes))
-        rest = {"name": f"{len(others)} others", "type": kinds, "scheme": "", "bits": "", "output": "", "macs": ""}
-        rows.append({**rest, "parameters": parameters, "float_bytes": floats, "packed_bytes": packed})
-    return rows
 
 
 def _best_epoch(report: Report) -> int | None:
     if report.result is not None:
         return report.result["best_epoch"]
-    validated = [row for row in report.history if "val_accuracy" in row]
-    best = max(validated, key=lambda row: row["val_accuracy"], default=None)
+    best = best_row(report.history)
     return None if best is None else int(best["epoch"])
 
 
@@ -196,6 +156,7 @@ def tested(report: Report) -> dict[str, Any] | None:
     rows = class_rows(matrix, names)
     right = int(matrix.diagonal().sum())
     low, high = interval(right / len(found.labels), len(found.labels))
+    mistakes = list(zip(found.pixels, found.mistakes.tolist(), found.certain.tolist(), strict=True))
     largest = max(rows, key=lambda row: row.pictures)
     return {
         "pictures": len(found.labels),
@@ -210,7 +171,7 @@ def tested(report: Report) -> dict[str, Any] | None:
         "pairs": worst_pairs(matrix, names, ROWS),
         "classes": rows,
         "shown": rows if count <= MATRIX else rows[:ROWS],
-        "mistakes": mistakes(report, names),
+        "mistakes": mistakes if found.pixels.shape[1] in (1, 3) else (),
     }
 
 
@@ -227,31 +188,16 @@ def cells(matrix: Tensor) -> list[list[dict[str, Any]]]:
     ]
 
 
-def mistakes(report: Report, names: list[str]) -> list[dict[str, Any]]:
-    """Return the most confident mistakes, each with its image as a data address."""
-    found = report.predictions
-    if found is None or found.pixels.shape[1] not in (1, 3):
-        return []
-    triples = zip(found.pixels, found.mistakes.tolist(), found.certain.tolist(), strict=True)
-    return [
-        {
-            "label": names[label],
-            "predicted": names[predicted],
-            "certain": certain,
-            "address": picture_address(pixels),
-            "is_small": max(pixels.shape[1:]) <= SMALL,
-            "height": pixels.shape[1],
-            "width": pixels.shape[2],
-        }
-        for pixels, (label, predicted), certain in triples
-    ]
+def is_small(pixels: Tensor) -> bool:
+    """Whether the pixels of an image are shown as squares."""
+    return max(pixels.shape[1:]) <= SMALL
 
 
 def picture_address(pixels: Tensor) -> str:
     """Return a uint8 image (C, H, W) as a `data:` address: exact if it is small."""
     array = pixels.permute(1, 2, 0).squeeze(2).numpy()
     picture, file = Image.fromarray(array), io.BytesIO()
-    kind = "PNG" if max(pixels.shape[1:]) <= SMALL else "JPEG"
+    kind = "PNG" if is_small(pixels) else "JPEG"
     picture.save(file, kind, **({"optimize": True} if kind == "PNG" else {"quality": 88}))
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 

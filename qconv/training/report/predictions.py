@@ -70,11 +70,7 @@ class Predictions:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Predictions":
-        """Read the file that `save` has written.
-
-        Raises:
-            DamagedFileError: the file is damaged, or of another kind.
-        """
+        """Read the file that `save` has written; a damaged one raises a DamagedFileError."""
         try:
             return cls(**load_file(path))
         except (SafetensorError, TypeError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hydra.utils import get_object
+from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,8 +23,9 @@ def console() -> Console:
     return terminal(None if sys.stdout.isatty() else 140, stderr=False)
 
 
+@rank_zero_only
 def show_note(text: str) -> None:
-    """Show one line about the actions of the run."""
+    """Show one line about the actions of the run, in its first process."""
     console().print(text, soft_wrap=True)
 
 
@@ -33,8 +35,9 @@ def default_of(target: str, argument: str) -> Any:
     return inspect.Parameter.empty if parameter is None else parameter.default
 
 
+@rank_zero_only
 def show_model(summary: Summary, title: str) -> None:
-    """Show the layers that multiply, and the totals of all."""
+    """Show the layers that multiply, and the totals of all, in the first process."""
     print(screen_text(summary, screen_width(), title))  # noqa: T201
 
 
