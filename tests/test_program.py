@@ -526,28 +526,31 @@ class Upsampled(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "more", "groups"),
+    ("kernel", "stride", "padding", "more", "groups", "of_signs"),
     [
-        (2, 2, 0, 0, 1),
-        (3, 2, 1, 1, 2),
-        ((4, 2), 2, (1, 0), 0, 4),
-        (8, 4, 2, 0, 1),
-        (5, 3, 1, 0, 1),
-        (1, 2, 0, 1, 1),
-        (3, 1, 1, 0, 1),
-        (3, 2, 0, 0, 1),
-        (3, 1, 3, 0, 1),
+        (2, 2, 0, 0, 1, "binary"),
+        (3, 1, 1, 0, 1, "binary"),
+        (3, 2, 1, 1, 2, "integer"),
+        ((4, 2), 2, (1, 0), 0, 4, "integer"),
+        (8, 4, 2, 0, 1, "integer"),
+        (5, 3, 1, 0, 1, "integer"),
+        (1, 2, 0, 1, 1, "integer"),
+        (3, 2, 0, 0, 1, "float"),
+        (3, 1, 3, 0, 1, "float"),
     ],
 )
-def test_transposed_convolutions(kernel: Any, stride: int, padding: Any, more: int, groups: int) -> None:
+def test_transposed_convolutions(kernel: Any, stride: int, padding: Any, more: int, groups: int, of_signs: str) -> None:
     """As convolutions, whose channels become blocks, where the output has a whole number of blocks of the stride."""
     x = torch.randn(2, 3, 9, 8)
     options: dict[str, Any] = {"kernel_size": kernel, "stride": stride, "padding": padding, "output_padding": more}
-    model = trained(Upsampled(**options, groups=groups), schemes.minmax(8, 8), x, skip=())
-    frozen = build(model, x)
-    assert torch.equal(frozen(x), frozen.program(x).run(x)) or frozen.unplanned
-    assert bool(frozen.unplanned) == ((kernel, padding) in [(3, 0), (3, 3)])
-    assert verify(model, frozen, x).equal
+    kinds = {schemes.bnn(): of_signs, schemes.minmax(8, 8): of_signs.replace("binary", "integer")}
+    for scheme, kind in kinds.items():
+        model = trained(Upsampled(**options, groups=groups), scheme, x, skip=())
+        frozen = build(model, x)
+        assert frozen.layers[1].arithmetic == kind
+        assert bool(frozen.unplanned) == (kind == "float")
+        assert torch.equal(frozen(x), frozen.program(x).run(x)) or frozen.unplanned
+        assert verify(model, frozen, x).equal
 
 
 def test_values_that_are_written_in_place() -> None:

@@ -57,7 +57,8 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
     if type(layer).forward not in (QConv2d.forward, QConvTranspose2d.forward, QLinear.forward):
         return Arithmetic("float", f"{type(layer).__name__} has a forward of its own")
-    if is_transposed and _blocks(layer, layer.filters()) is None:
+    blocks = _blocks(layer, torch.ones_like(layer.filters())) if is_transposed else None
+    if is_transposed and blocks is None:
         return Arithmetic("float", "its output is no whole number of blocks of its stride")
     quantizer = layer.input_quantizer
     levels = quantizer.levels(*quantizer.tensors())
@@ -97,13 +98,13 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     is_int8 = low >= -128 and high <= 127
     zero = 0 if is_int8 or low >= 0 else -low
     integer = Arithmetic("integer", "", values, scale, levels, zero, bound)
-    is_sign = (magnitudes == 1).all()
+    is_sign = bool((magnitudes == 1).all()) and (blocks is None or bool(blocks[0].all()))  # no zeros between signs
     if not is_plain and is_transposed:
         return Arithmetic("float", "a transposed convolution of values around a centre has no integer operator")
     if not is_plain:
         centre = torch.zeros_like(scale) if weight.offset is None else of_filters(weight.offset)
         return integer._replace(kind="offset", centre=centre)
-    if quantizer.signs and is_sign and not is_transposed:  # in which zeros stand between the signs of a weight
+    if quantizer.signs and is_sign:
         return integer._replace(kind="binary")
     if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
         is_shift = not is_transposed and bool(((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all())
