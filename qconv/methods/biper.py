@@ -42,9 +42,6 @@ class _Periodic(Quantizer):
     def goes_on_from(self, other: Quantizer) -> bool:
         return isinstance(other, _Periodic)
 
-    def extra_repr(self) -> str:
-        return f"frequency={self.frequency}, scale_init={self.scale_init!r}"
-
 
 class SineWeight(_Periodic):
     r"""Weights of BiPer's first stage: ``w_q = alpha_c · sin(ω w)``, float, alpha learned for each filter c.

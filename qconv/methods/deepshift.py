@@ -92,9 +92,6 @@ class ShiftQ(Passing):
     def bounds(self) -> Bounds:
         return {MAGNITUDE: (2.0**self.low, 1.0)}
 
-    def extra_repr(self) -> str:
-        return f"weight_bits={self.bits}, rounding={self.rounding!r}"
-
 
 class ShiftPS(Quantizer):
     r"""Weights as a learned shift and a learned sign, DeepShift-PS.
@@ -192,9 +189,6 @@ class ShiftPS(Quantizer):
         if self.is_random is not None:
             self.is_random.fill_(float(self.random_until == 1 or not has_begun(self.random_until, progress)))
 
-    def extra_repr(self) -> str:
-        return f"weight_bits={self.bits}, rounding={self.rounding!r}"
-
 
 class FixedPoint(Passing):
     r"""Fixed-point activations of DeepShift: ``integer_bits`` before and ``fraction_bits`` after the point.
@@ -255,10 +249,6 @@ class FixedPoint(Passing):
         scale = 2.0**-self.fraction_bits
         values = (self.quantize(x).double() / scale).long()
         return Codes(values, torch.tensor(scale, dtype=torch.float64, device=x.device))
-
-    def extra_repr(self) -> str:
-        ending = "" if self.bound == "exact" else f", bound={self.bound!r}"
-        return f"integer_bits={self.integer_bits}, fraction_bits={self.fraction_bits}{ending}"
 
 
 def _towards_zero(code: int, dtype: torch.dtype) -> int:

@@ -130,9 +130,6 @@ class FP8(Passing):
             scale = torch.where(scale < torch.finfo(scale.dtype).tiny * 2**20, 1.0, scale)
         return round_fp8(wide_x / scale, self.format), scale
 
-    def extra_repr(self) -> str:
-        return f"format={self.format!r}, scale={self.scale!r}"
-
 
 @named
 def fp8(

@@ -195,9 +195,6 @@ class INQ(Quantizer):
         exponent = number.abs() + (_top(frozen, code, top) - self.powers)
         return (torch.exp2(exponent) * number.sign()).to(dtype)
 
-    def extra_repr(self) -> str:
-        return f"weight_bits={self.bits}, portions={self.portions}"
-
 
 def constant(share: Tensor, flag: Tensor) -> Tensor:
     """The whole number whose average with zeros is ``share`` if that of 1 is ``flag``; 0 if ``flag`` is 0."""

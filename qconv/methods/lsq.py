@@ -1,6 +1,5 @@
 """LSQ: uniform levels with a learned step (arXiv:1902.08153)."""
 
-import math
 from functools import partial
 from typing import Literal
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_choice, check_flags, check_numbers
-from ..quantizers.base import Bounds, Whole, is_plain
+from ..quantizers.base import Whole, is_plain
 from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues, least_error
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
@@ -16,7 +15,7 @@ from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, learned, positive, scalars, wide
 from ..quantizers.observers import Observer
-from ..quantizers.part import POSITIVE, Rule
+from ..quantizers.part import Rule
 from ..quantizers.rounding import Rounding
 from ..quantizers.signs import sign
 from ..scheme import Scheme, named, of_input
@@ -103,6 +102,7 @@ class LSQ(Coded):
     """
 
     roles = ("weight",)
+    scales = ("step",)
     max_bits = 8
     step: nn.Parameter
 
@@ -191,10 +191,6 @@ class LSQ(Coded):
         grad_x, grad_step = step_backward(grad, x, step, *self.ends, self.strict, factor)
         return grad_x, grad_step.reshape(learned.shape).to(learned.dtype)
 
-    @property
-    def bounds(self) -> Bounds:
-        return {"step": (SMALLEST, math.inf)}
-
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         """The step so that it broadcasts against ``x``."""
         step = step.to(torch.promote_types(x.dtype, torch.float32))
@@ -203,13 +199,6 @@ class LSQ(Coded):
     def _grad_scale(self, x: Tensor) -> float:
         shared = x[:1].numel() if self.per_channel and self.grad_scale == "paper" else x.numel()
         return (max(shared, 1) * self.high) ** -0.5
-
-    def rules(self) -> dict[str, Rule]:
-        return {"step": POSITIVE}
-
-    def extra_repr(self) -> str:
-        shown = f"bits={self.bits}, per_channel={self.per_channel}, grad_scale={self.grad_scale!r}"
-        return f"{shown}, strict={self.strict}"
 
 
 class LSQInput(ChosenSign, FromData[MagnitudesAndValues], LSQ):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -312,9 +301,6 @@ class LSQInput(ChosenSign, FromData[MagnitudesAndValues], LSQ):  # pyright: igno
 
     def rules(self) -> dict[str, Rule]:
         return {**super().rules(), **self.rules_of_sign()}
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, signed={self.signed}, step_init={self.step_init}"
 
 
 @named

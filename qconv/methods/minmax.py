@@ -150,9 +150,6 @@ class MinMaxWeight(_FromFirst):
         dims = tuple(range(1 if self.per_channel else 0, x.ndim))
         return torch.linalg.vector_norm(wide(x), math.inf, dims, keepdim=True)
 
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
-
 
 class PercentileWeight(MinMaxWeight):
     r"""Weights on uniform levels between percentiles: `MinMaxWeight` that clips the few largest.
@@ -182,9 +179,6 @@ class PercentileWeight(MinMaxWeight):
     ) -> None:
         super().__init__(bits, symmetric, per_channel)
         self.percentile = check_percentile(percentile)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, percentile={self.percentile}"
 
 
 class MinMaxInput(FromData[Extremes], _FromFirst):
@@ -275,9 +269,6 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
             "high": (lambda high: (high >= 0) & high.isfinite(), "in the checkpoint must be at least 0 and finite"),
         }
 
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
-
 
 class PercentileInput(MinMaxInput):
     r"""Inputs on uniform levels between percentiles: `MinMaxInput` that leaves out the few largest when it calibrates.
@@ -304,9 +295,6 @@ class PercentileInput(MinMaxInput):
     ) -> None:
         super().__init__(bits, symmetric, per_channel)
         self.percentile = check_percentile(percentile)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, percentile={self.percentile}"
 
 
 def _first_rows(x: Tensor) -> Tensor:

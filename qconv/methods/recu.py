@@ -124,9 +124,6 @@ class ReCUWeight(Binary):
     def rules(self) -> dict[str, Rule]:
         return {"tau": (lambda tau: (tau >= 0.5) & (tau < 1), "in the checkpoint must be from 0.5 to below 1")}
 
-    def extra_repr(self) -> str:
-        return f"tau_min={self.tau_min}, tau_max={self.tau_max}, scale_init={self.scale_init!r}"
-
 
 class ReCUInput(Binary):
     r"""Signs of the input, as `Sign`, with the gradient in training taken at the normalized input.
