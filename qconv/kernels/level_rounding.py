@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gpu import by_triton
-from .library import LIBRARY
+from .library import LIBRARY, register
 from .native import kernels, number_of
 from .native_bits import without_gaps
 
@@ -245,25 +244,12 @@ def _is_plain(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.is_cpu and without_gaps(x)
 
 
-def _round_codes(
-    input: Tensor, divisor: Tensor, low: float, high: float, factor: float, offset: int
-) -> tuple[Tensor, Tensor]:
-    input = input.to(torch.promote_types(input.dtype, torch.float32))
-    found = rounded(input, divisor, low, high, factor, offset)
-    return round_codes(input, divisor, low, high, factor, offset) if found is None else found
-
-
-def _step_backward(*given: Any) -> tuple[Tensor, Tensor]:
-    found = stepped_back(*given)
-    return step_backward(*given) if found is None else found
+def _wide_rounded(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
+    return rounded(input.to(torch.promote_types(input.dtype, torch.float32)), *others)
 
 
 for _definition, _kernel in (
-    *((round_codes, _round_codes), (step_backward, _step_backward)),
+    *((round_codes, _wide_rounded), (step_backward, stepped_back)),
     *((round_values, None), (round_range, None)),
 ):
-    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
-    if _kernel is not None:
-        LIBRARY.impl(_definition.__name__, _kernel, "CPU")
-    LIBRARY.impl(_definition.__name__, by_triton(f"level_rounding.{_definition.__name__}", _definition), "CUDA")
-    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
+    register(_definition, _kernel, "level_rounding")

@@ -16,8 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from .gpu import by_triton
-from .library import LIBRARY
+from .library import LIBRARY, register
 from .native import kernels, number_of
 from .native_bits import channels_last
 
@@ -68,14 +67,4 @@ def by_kernel(
     return grad_weight, grad_bias
 
 
-def _norm_backward_(
-    grad: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
-) -> tuple[Tensor, Tensor]:
-    grads = by_kernel(grad, input, weight, mean, invstd)
-    return norm_backward_(grad, input, weight, mean, invstd) if grads is None else grads
-
-
-LIBRARY.impl("norm_backward_", norm_backward_, "CompositeExplicitAutograd")
-LIBRARY.impl("norm_backward_", _norm_backward_, "CPU")
-LIBRARY.impl("norm_backward_", by_triton("passes.norm_backward_", norm_backward_), "CUDA")
-torch.library.register_fake("qconv::norm_backward_", norm_backward_, lib=LIBRARY)
+register(norm_backward_, by_kernel, "passes")

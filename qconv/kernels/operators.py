@@ -26,7 +26,7 @@ from . import native, native_weight, onednn
 from .bits import WORD, pack_signs, unpack_signs
 from .exact_sums import sums_of_products
 from .gpu import by_triton
-from .library import LIBRARY, Scaled
+from .library import LIBRARY, Scaled, register
 from .native import BLOCK
 from .window import Window
 
@@ -206,17 +206,9 @@ def operator(
     return run
 
 
-def _pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
-    packed = native_weight.pack_weight(signs, groups)
-    return pack_weight(signs, groups) if packed is None else packed
-
-
-LIBRARY.impl("pack_weight", pack_weight, "CompositeExplicitAutograd")
-LIBRARY.impl("pack_weight", _pack_weight, "CPU")
-LIBRARY.impl("pack_weight", by_triton("convolution.pack_weight", pack_weight), "CUDA")
+register(pack_weight, native_weight.pack_weight, "convolution")
 _on_gpu = operator(_binary_operands, by_triton("convolution.binary_conv2d", binary_conv2d))
 LIBRARY.impl("binary_conv2d", _on_gpu, "CUDA")
-torch.library.register_fake("qconv::pack_weight", pack_weight, lib=LIBRARY)
 for _name, _operands, _definition, _shape, _kernel in (
     ("binary_conv2d", _binary_operands, binary_conv2d, binary_conv2d, native.binary_conv2d),
     ("integer_conv2d", _integer_operands, integer_conv2d, integer_conv2d, onednn.integer_conv2d),

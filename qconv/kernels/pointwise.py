@@ -9,8 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from .gpu import by_triton
-from .library import LIBRARY
+from .library import LIBRARY, register
 
 BELOW_ROOT_HALF = {
     torch.float32: math.floor(math.sqrt(0.5) * 2**24) / 2**24,
@@ -77,6 +76,4 @@ def round_log2(x: Tensor, low: int, high: int) -> Tensor:
 
 
 for _definition in (sign, pass_between, round_power_of_two):
-    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
-    LIBRARY.impl(_definition.__name__, by_triton(f"pointwise.{_definition.__name__}", _definition), "CUDA")
-    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
+    register(_definition, triton="pointwise")

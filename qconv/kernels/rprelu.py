@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from .gpu import by_triton, has_kernels
-from .library import LIBRARY
+from .gpu import has_kernels
+from .library import LIBRARY, register
 from .native import kernels, number_of
 from .native_bits import channels_last
 
@@ -93,18 +93,5 @@ def _call(tensors: tuple[Tensor | None, ...], shape: torch.Size, instruction_set
     module.rprelu(*addresses, math.prod(shape) // shape[1], shape[1], used, _GRAIN)
 
 
-def _rprelu(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tensor:
-    output = forward_by_kernel(input, before, slope, after)
-    return rprelu(input, before, slope, after) if output is None else output
-
-
-def _rprelu_backward(grad: Tensor, input: Tensor, before: Tensor, slope: Tensor) -> tuple[Tensor, ...]:
-    grads = backward_by_kernel(grad, input, before, slope)
-    return rprelu_backward(grad, input, before, slope) if grads is None else grads
-
-
-for _definition, _kernel in ((rprelu, _rprelu), (rprelu_backward, _rprelu_backward)):
-    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
-    LIBRARY.impl(_definition.__name__, _kernel, "CPU")
-    LIBRARY.impl(_definition.__name__, by_triton(f"rprelu.{_definition.__name__}", _definition), "CUDA")
-    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
+register(rprelu, forward_by_kernel, "rprelu")
+register(rprelu_backward, backward_by_kernel, "rprelu")
