@@ -12,24 +12,42 @@ Scaled = tuple[torch.Tensor, torch.Tensor] | None
 """The scale and the bias of each output channel, float32, for the sums of a convolution; None leaves them whole."""
 
 
-def register(definition: Callable[..., Any], kernel: Callable[..., Any] | None = None, triton: str = "") -> None:
+def register(
+    definition: Callable[..., Any],
+    kernel: Callable[..., Any] | None = None,
+    triton: str = "",
+    operands: Callable[..., tuple[Any, ...]] | None = None,
+    shape: Callable[..., torch.Tensor] | None = None,
+) -> None:
     """Make ``definition`` the operator of its name, on every device and for tensors without values.
 
-    ``kernel`` runs on the CPU, and the function of this name in ``triton``, a module of `gpu`, on a GPU; what they
-    leave to the definition gives None.
+    Args:
+        definition: runs on every device.
+        kernel: runs on the CPU; None is what it returns for what it leaves to the definition.
+        triton: the module of `gpu` with a kernel of this name.
+        operands: makes the arguments of these functions from the flat ones of the schema.
+        shape: a faster definition for tensors without values.
     """
     name = definition.__name__
-    LIBRARY.impl(name, definition, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"qconv::{name}", definition, lib=LIBRARY)
+    LIBRARY.impl(name, _operator(definition, None, operands), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"qconv::{name}", _operator(shape or definition, None, operands), lib=LIBRARY)
     if kernel is not None:
-        LIBRARY.impl(name, _or_definition(kernel, definition), "CPU")
+        LIBRARY.impl(name, _operator(definition, kernel, operands), "CPU")
     if triton:
-        LIBRARY.impl(name, by_triton(f"{triton}.{name}", definition), "CUDA")
+        LIBRARY.impl(name, _operator(by_triton(f"{triton}.{name}", definition), None, operands), "CUDA")
 
 
-def _or_definition(kernel: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
+def _operator(
+    definition: Callable[..., Any],
+    kernel: Callable[..., Any] | None,
+    operands: Callable[..., tuple[Any, ...]] | None,
+) -> Callable[..., Any]:
+    if kernel is None and operands is None:
+        return definition
+
     def run(*arguments: Any) -> Any:
-        found = kernel(*arguments)
-        return definition(*arguments) if found is None else found
+        given = arguments if operands is None else operands(*arguments)
+        found = None if kernel is None else kernel(*given)
+        return definition(*given) if found is None else found
 
     return run
