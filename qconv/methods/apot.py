@@ -59,10 +59,6 @@ def project(x: Tensor, grid: tuple[int, ...]) -> Tensor:
     return torch.where(x.isnan(), x, nearest * x.sign())
 
 
-def _check_variant(variant: str) -> None:
-    check_choice("variant", variant, "cifar", "imagenet")
-
-
 class _APoT(Quantizer):
     """The shared part of weights and inputs: a learned ``alpha``, to which the largest level of ``grid`` is scaled."""
 
@@ -130,7 +126,7 @@ class APoTWeight(_APoT):
     def __init__(self, weight_bits: int = 4, variant: Variant = "cifar") -> None:
         super().__init__()
         self.bits = check_bits("weight_bits", weight_bits, 2, 5, "APoT")
-        _check_variant(variant)
+        check_choice("variant", variant, "cifar", "imagenet")
         self.grid = levels(weight_bits - 1)
         self.variant = variant
         self.alpha = learned(3.0)
@@ -201,7 +197,7 @@ class APoTInput(_APoT, Coded):
     def __init__(self, input_bits: int = 4, variant: Variant = "cifar") -> None:
         super().__init__()
         self.bits = check_bits("input_bits", input_bits, 2, 5, "APoT")
-        _check_variant(variant)
+        check_choice("variant", variant, "cifar", "imagenet")
         self.grid = levels(input_bits)
         self.variant = variant
         start = 8.0 if variant == "cifar" else 6.0

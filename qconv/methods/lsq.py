@@ -61,11 +61,6 @@ def clamp_step(step: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(step.isinf(), step, step.clamp(SMALLEST, torch.finfo(dtype).max))
 
 
-def check_grad_scale(grad_scale: str) -> None:
-    """Raise a ValueError unless ``grad_scale`` is ``"paper"`` or ``"numel"``."""
-    check_choice("grad_scale", grad_scale, "paper", "numel")
-
-
 class LSQ(Coded):
     r"""Weights with a learned step s: LSQ.
 
@@ -104,6 +99,7 @@ class LSQ(Coded):
     roles = ("weight",)
     scales = ("step",)
     max_bits = 8
+    dim: int = 0  # of what each of several steps is for
     step: nn.Parameter
 
     def __init__(
@@ -111,7 +107,7 @@ class LSQ(Coded):
     ) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, self.max_bits)
-        check_grad_scale(grad_scale)
+        check_choice("grad_scale", grad_scale, "paper", "numel")
         check_flags(per_channel=per_channel, strict=strict)
         self.per_channel = per_channel
         self.grad_scale: GradScale = grad_scale
@@ -194,7 +190,7 @@ class LSQ(Coded):
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         """The step so that it broadcasts against ``x``."""
         step = step.to(torch.promote_types(x.dtype, torch.float32))
-        return step.view(-1, *[1] * (x.ndim - 1)) if self.per_channel else step
+        return step.view(-1, *[1] * (x.ndim - 1 - self.dim % x.ndim)) if self.per_channel else step
 
     def _grad_scale(self, x: Tensor) -> float:
         shared = x[:1].numel() if self.per_channel and self.grad_scale == "paper" else x.numel()
@@ -285,13 +281,6 @@ class LSQInput(ChosenSign, FromData[MagnitudesAndValues], LSQ):  # pyright: igno
     def after_sign_(self, before: tuple[int, int]) -> None:
         ratio = self.step_of(torch.ones(())) * (1 if self.bits == 1 else before[1] ** 0.5 / 2)
         self.step.copy_(clamp_step(self.step * ratio.to(self.step), self.step.dtype))
-
-    def _step(self, x: Tensor, step: Tensor) -> Tensor:
-        step = step.to(torch.promote_types(x.dtype, torch.float32))
-        if not self.per_channel:
-            return step
-        behind = (x.ndim - self.dim if self.dim >= 0 else -self.dim) - 1
-        return step.view(-1, *[1] * behind)
 
     def _grad_scale(self, x: Tensor) -> float:
         shared = features(x) if self.grad_scale == "paper" else x.numel()

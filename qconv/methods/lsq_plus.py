@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..ground.checks import check_bits
+from ..ground.checks import check_bits, check_choice
 from ..quantizers.base import Codes
 from ..quantizers.codes import integer_dtype
 from ..quantizers.from_data import FromData
@@ -14,7 +14,7 @@ from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, learned, positive, scalars, wide
 from ..quantizers.observers import Values
 from ..scheme import Scheme, named, of_input
-from .lsq import LSQ, GradScale, check_grad_scale, clamp_step, features, round_levels
+from .lsq import LSQ, GradScale, clamp_step, features, round_levels
 
 MOST_VALUES = 2**14
 """The number of data values that `LSQPlusInput` looks at."""
@@ -68,7 +68,7 @@ class LSQPlusInput(FromData[Values], Coded):
     def __init__(self, bits: int = 4, grad_scale: GradScale = "paper") -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, 16)
-        check_grad_scale(grad_scale)
+        check_choice("grad_scale", grad_scale, "paper", "numel")
         self.grad_scale: GradScale = grad_scale
         self.high = 2**self.bits - 1
         self.calibrated = False
