@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .library import LIBRARY, register
-from .native import kernels, number_of
+from .native import best, kernels
 from .native_bits import without_gaps
 
 _ROUND_CODES, _STEP_BACKWARD = range(2)
@@ -184,16 +184,12 @@ def rounded(
     high: float,
     factor: float,
     offset: int,
-    instruction_set: str | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """`round_codes` by the kernel; None if it does not take the operands.
-
-    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
-    """
+    """`round_codes` by the kernel; None if it does not take the operands."""
     check_fit(low, high, factor, offset)
     codes, is_nan = torch.empty_like(input, dtype=torch.uint8), torch.zeros((), dtype=torch.bool, device="cpu")
     numbers = _ROUND_CODES, offset, 0
-    done = _call((input, divisor, None, codes, None, is_nan), numbers, (low, high, factor), instruction_set)
+    done = _call((input, divisor, None, codes, None, is_nan), numbers, (low, high, factor))
     return (codes, is_nan) if done else None
 
 
@@ -206,16 +202,15 @@ def stepped_back(
     strict: bool,
     factor: float,
     least: float,
-    instruction_set: str | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """`step_backward` by the kernel; None and ``instruction_set`` as in `rounded`."""
+    """`step_backward` by the kernel; None if it does not take the operands."""
     if (grad.shape, grad.dtype, grad.device) != (input.shape, input.dtype, input.device) or not _is_plain(input):
         return None
     if grad.stride() != input.stride():  # as a weight that is contiguous, and its gradient that is channels_last
         grad = torch.empty_like(input).copy_(grad)
     grad_input, terms = torch.empty_like(input), torch.empty_like(input)
     numbers, divisor = (_STEP_BACKWARD, 0, int(strict)), step.clamp(min=least)
-    done = _call((input, divisor, grad, grad_input, terms, None), numbers, (low, high, 1.0), instruction_set)
+    done = _call((input, divisor, grad, grad_input, terms, None), numbers, (low, high, 1.0))
     return (grad_input, terms.sum_to_size(step.shape) * factor) if done else None
 
 
@@ -223,7 +218,6 @@ def _call(
     operands: tuple[Tensor | None, ...],
     numbers: tuple[int, int, int],
     ends: tuple[float, float, float],
-    instruction_set: str | None,
 ) -> bool:
     module, (input, divisor, *_) = kernels(), operands
     if module is None or input is None or divisor is None or not input.numel() or not _is_plain(input):
@@ -233,10 +227,9 @@ def _call(
         return False
     if rows != 1 and divisor.shape != by_row:
         return False
-    used = number_of(instruction_set)
     given = input, divisor.contiguous(), *operands[2:]
     addresses = (0 if operand is None else operand.data_ptr() for operand in given)
-    module.levels(*addresses, rows, input.numel() // rows, *numbers, used, _GRAIN, *ends)
+    module.levels(*addresses, rows, input.numel() // rows, *numbers, best(), _GRAIN, *ends)
     return True
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .library import LIBRARY, register
-from .native import kernels, number_of
+from .native import best, kernels
 from .native_bits import channels_last
 
 _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
@@ -44,12 +44,8 @@ def by_kernel(
     weight: Tensor | None,
     mean: Tensor,
     invstd: Tensor,
-    instruction_set: str | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """As `norm_backward_`; None if the kernel does not take the operands.
-
-    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
-    """
+    """As `norm_backward_`; None if the kernel does not take the operands."""
     module, channels = kernels(), input.shape[1]
     of_channels = [x for x in (weight, mean, invstd) if x is not None]
     if module is None or grad.shape != input.shape or not input.numel() or not channels_last(input):
@@ -60,10 +56,9 @@ def by_kernel(
         return None
     parameters = [None if x is None else x.contiguous() for x in (weight, mean, invstd)]
     grad_weight, grad_bias = input.new_empty(channels), input.new_empty(channels)
-    used = number_of(instruction_set)
     tensors = grad, input, *parameters, input, grad_weight, grad_bias
     addresses = (0 if x is None else x.data_ptr() for x in tensors)
-    module.norm_backward(*addresses, math.prod(input.shape) // channels, channels, used, _GRAIN)
+    module.norm_backward(*addresses, math.prod(input.shape) // channels, channels, best(), _GRAIN)
     return grad_weight, grad_bias
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .gpu import has_kernels
 from .library import LIBRARY, register
-from .native import kernels, number_of
+from .native import best, kernels
 from .native_bits import channels_last
 
 _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
@@ -51,28 +51,21 @@ def has_kernel(input: Tensor) -> bool:
     return input.is_cpu and input.dtype == torch.float32
 
 
-def forward_by_kernel(
-    input: Tensor, before: Tensor, slope: Tensor, after: Tensor, instruction_set: str | None = None
-) -> Tensor | None:
-    """`rprelu`; None if the kernel does not take the operands.
-
-    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
-    """
+def forward_by_kernel(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tensor | None:
+    """`rprelu`; None if the kernel does not take the operands."""
     if not _takes((input,), (before, slope, after)):
         return None
     output = torch.empty_like(input)
-    _call((None, input, before, slope, after, output, None, None, None), input.shape, instruction_set)
+    _call((None, input, before, slope, after, output, None, None, None), input.shape)
     return output
 
 
-def backward_by_kernel(
-    grad: Tensor, input: Tensor, before: Tensor, slope: Tensor, instruction_set: str | None = None
-) -> tuple[Tensor, ...] | None:
+def backward_by_kernel(grad: Tensor, input: Tensor, before: Tensor, slope: Tensor) -> tuple[Tensor, ...] | None:
     """`rprelu_backward`; None if the kernel does not take the operands."""
     if grad.shape != input.shape or not _takes((input, grad), (before, slope)):
         return None
     outputs = torch.empty_like(input), *(torch.empty_like(before) for _ in range(3))
-    _call((grad, input, before, slope, None, *outputs), input.shape, instruction_set)
+    _call((grad, input, before, slope, None, *outputs), input.shape)
     return outputs
 
 
@@ -84,13 +77,12 @@ def _takes(values: tuple[Tensor, ...], of_channels: tuple[Tensor, ...]) -> bool:
     return all(x.shape == values[0].shape[1:2] and x.is_contiguous() for x in of_channels)
 
 
-def _call(tensors: tuple[Tensor | None, ...], shape: torch.Size, instruction_set: str | None) -> None:
+def _call(tensors: tuple[Tensor | None, ...], shape: torch.Size) -> None:
     module = kernels()
     if module is None:
         raise ValueError("RPReLU in C needs the compiled module")
-    used = number_of(instruction_set)
     addresses = (0 if x is None else x.data_ptr() for x in tensors)
-    module.rprelu(*addresses, math.prod(shape) // shape[1], shape[1], used, _GRAIN)
+    module.rprelu(*addresses, math.prod(shape) // shape[1], shape[1], best(), _GRAIN)
 
 
 register(rprelu, forward_by_kernel, "rprelu")

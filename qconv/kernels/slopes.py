@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .gpu import by_triton
 from .library import LIBRARY
-from .native import kernels, number_of
+from .native import best, kernels
 from .native_bits import without_gaps
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -42,11 +42,8 @@ def approx_sign_backward_(grad: Tensor, input: Tensor) -> None:
     grad.mul_((2 - 2 * input.abs()).clamp_(min=0))
 
 
-def by_kernel(grad: Tensor, input: Tensor, output: Tensor, instruction_set: str | None = None) -> bool:
-    """Write the product to ``output``, which may be ``grad``; return False if the kernel can't take the operands.
-
-    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
-    """
+def by_kernel(grad: Tensor, input: Tensor, output: Tensor) -> bool:
+    """Write the product to ``output``, which may be ``grad``; return False if the kernel can't take the operands."""
     module = kernels()
     if module is None or not input.numel() or input.dtype not in _TYPES or not without_gaps(input):
         return False
@@ -55,9 +52,8 @@ def by_kernel(grad: Tensor, input: Tensor, output: Tensor, instruction_set: str 
         for x in (grad, output)
     ):
         return False
-    used = number_of(instruction_set)
     addresses = (x.data_ptr() for x in (grad, input, output))
-    module.approx_sign_backward(*addresses, input.numel(), _TYPES[input.dtype], used, _GRAIN)
+    module.approx_sign_backward(*addresses, input.numel(), _TYPES[input.dtype], best(), _GRAIN)
     return True
 
 
