@@ -61,11 +61,7 @@ def forward_of_bits(operands: BitOperands, factor: Tensor | None = None, summand
 def backward_of_bits(operands: BitOperands, grad_output: Tensor, latent: Tensor, mask: OutputMask) -> Gradients:
     """Return the gradients of input, weight and bias; None where ``mask`` is False.
 
-    Args:
-        operands: as in the forward.
-        grad_output: gradient of the output.
-        latent: the weight before it was quantized, for its memory format.
-        mask: which gradients are requested.
+    ``latent`` is the weight before it was quantized, for its memory format.
     """
     form, weight = operands.form, operands.weight
     stride, padding, dilation, groups, value = operands.window

@@ -93,12 +93,7 @@ def input_gradient(
 ) -> Tensor:
     """Return the gradient of an input of this shape, ``(N, C, *spatial)``, by lookup with the weight's signs.
 
-    Args:
-        grad_output: gradient of the output.
-        filters: the weight.
-        scales: of the filters, ``(C_out,)`` float32.
-        window: of the kernel.
-        shape: of the input.
+    ``scales`` of the filters are ``(C_out,)``, float32.
     """
     stride, padding, dilation, _, _ = window
     size = (1, 1, *shape[2:])[-2:]

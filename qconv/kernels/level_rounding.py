@@ -36,13 +36,7 @@ def round_codes(
     ``code = round(clamp(input / divisor, low, high) · factor) + offset``, half to even, in at least float32. What the
     code of a NaN is, is left open.
 
-    Args:
-        input: numbers of any shape.
-        divisor: broadcasts against ``input``. The kernels take one number, and one for each ``input[i]``.
-        low: the smallest of the clamped numbers.
-        high: the largest one.
-        factor: what they are multiplied with.
-        offset: what is added to the whole numbers.
+    ``divisor`` broadcasts against ``input``. The kernels take one number, and one for each ``input[i]``.
 
     Returns:
         uint8, in the memory format of ``input``. A negative code −k is 256 − k: ``codes.view(torch.int8)`` are signed.
@@ -66,15 +60,8 @@ def round_codes(
 def round_values(input: Tensor, unit: Tensor | None, low: float, high: float, factor: float, least: float) -> Tensor:
     """Return ``round(clamp(input / unit, low, high) · factor) · (unit / factor)``, half to even, as ``input``'s dtype.
 
-    It is computed in at least float32.
-
-    Args:
-        input: numbers of any shape.
-        unit: as ``divisor`` of `round_codes`; None is 1. By 0 nothing is divided.
-        low: the smallest of the clamped numbers.
-        high: the largest one.
-        factor: what they are multiplied with.
-        least: smaller units count as this.
+    It is computed in at least float32. ``unit`` is as ``divisor`` of `round_codes`; None is 1, what is smaller than
+    ``least`` counts as that, and by 0 nothing is divided.
 
     Example:
         >>> round_values(torch.tensor([-3.0, 0.6, 1.2, 99.0]), torch.tensor(0.5), -2.0, 5.0, 1.0, 0.0)
@@ -119,11 +106,7 @@ def range_levels(low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor, 
 def round_range(input: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
     """Return ``clamp(round(input / step), first, last) · step`` of `range_levels`, half to even, as `round_values`.
 
-    Args:
-        input: numbers of any shape.
-        low: the smallest number, at most 0, as ``divisor`` of `round_codes`.
-        high: the largest number, at least 0, of the shape of ``low``.
-        bits: at most 16.
+    ``low`` is at most 0 and ``high`` at least 0, both as ``divisor`` of `round_codes`; ``bits`` is at most 16.
 
     Example:
         >>> round_range(torch.tensor([-9.0, 0.6, 1.2, 99.0]), torch.tensor(-0.9), torch.tensor(2.1), 2)
@@ -150,15 +133,7 @@ def step_backward(
     if ``strict`` ``grad · between``; and ``factor · Σ grad · (round(c) − c · between)``, in at least float32, over the
     elements that share a step.
 
-    Args:
-        grad: the gradient of the rounded numbers.
-        input: of the shape of ``grad``.
-        step: as ``divisor`` of `round_codes`.
-        low: the smallest level.
-        high: the largest level.
-        strict: whether the gradient of ``input`` stops at the ends, too.
-        factor: what the gradient of ``step`` is multiplied with.
-        least: smaller steps count as this, above 0.
+    ``step`` is as ``divisor`` of `round_codes`; smaller ones count as ``least``, which is above 0.
 
     Raises:
         ValueError: a gradient of another shape.

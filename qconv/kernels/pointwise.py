@@ -36,11 +36,7 @@ def sign(input: Tensor) -> Tensor:
 def pass_between(grad: Tensor, input: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return ``grad · 1[low <= input <= high]``, compared in at least float32.
 
-    Args:
-        grad: of the shape of ``input``.
-        input: numbers of any shape.
-        low: one number, or one for each channel or filter, which broadcasts against ``input``.
-        high: of the shape of ``low``.
+    ``low`` and ``high`` are one number, or one for each channel or filter; they broadcast against ``input``.
 
     Example:
         >>> pass_between(torch.ones(3), torch.tensor([-1.0, 0.5, 2.0]), torch.tensor(0.0), torch.tensor(2.0))

@@ -20,11 +20,7 @@ LIBRARY.define("approx_sign_backward_(Tensor(a!) grad, Tensor input) -> ()")
 
 
 def approx_sign_backward_(grad: Tensor, input: Tensor) -> None:
-    """Multiply ``grad`` by ``max(2 − 2|input|, 0)``, which is NaN where ``input`` is.
-
-    Args:
-        grad: overwritten.
-        input: of the shape and dtype of ``grad``.
+    """Multiply ``grad``, in place, by ``max(2 − 2|input|, 0)``, which is NaN where ``input`` is.
 
     Raises:
         ValueError: another shape or dtype.
