@@ -1,10 +1,8 @@
 """Tensors of input quantizers set from data: by hand, by the first training step, the same after a restart."""
 
 import copy
-import math
 import warnings
 from collections import UserDict
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import qconv
 from qconv import Scheme
 from qconv.check import watch
 from qconv.layers.placement import on_device_of
-from qconv.quantizers import Identity, Quantizer, Sign, Stages
+from qconv.quantizers import Identity, Quantizer
 
 
 class Scaled(Quantizer):
@@ -92,42 +90,7 @@ def test_the_first_training_step_calibrates() -> None:
     assert scales(model) == before
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        ([], "must begin with one at 0"),
-        ([(0.1, Identity)], "must begin with one at 0"),
-        ([(0, Identity), (0.5, Sign), (0.5, Sign)], "one after another"),
-        ([(0, Identity), (1.5, Sign)], "one after another"),
-        ([(0, qconv.quantizers.ShiftPS)], "ShiftPS"),
-        ([(0, Identity())], "classes or partials"),
-    ],
-)
-def test_stages_that_make_no_sense(made: list, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        Stages(made)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda model: qconv.calibrate(model, []), "batches must hold at least one batch"),
-        (lambda model: qconv.calibrate(model, [IMAGES], max_samples=0), r"max_samples \(=0\) must be at least 1"),
-        *((partial(qconv.set_progress, progress=p), r"progress \(=.*\) must be from 0") for p in (-0.1, 1.1, math.nan)),
-    ],
-)
-def test_wrong_numbers(call: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(network())
-
-
 IMAGES = torch.randn(2, 3, 6, 6)
-
-
-@pytest.mark.parametrize("batches", [IMAGES, {"images": IMAGES}], ids=["tensor", "dict"])
-def test_batches_that_are_one(batches: Any) -> None:
-    with pytest.raises(TypeError, match=r"batches \((Tensor|dict)\) must be batches one after another"):
-        qconv.calibrate(qconv.QConv2d(3, 4, 3, scheme=qconv.schemes.lsq()), batches)
 
 
 # Evaluation before calibration
