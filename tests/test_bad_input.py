@@ -613,7 +613,7 @@ def making(*places: Any, **options: Any) -> Callable[[], object]:
 
 COMBINATIONS: list[Row] = [
     (making(grad=LSQ), ValueError, r"grad \(=LSQ\(.*\) must make a quantizer for grad, not one for weight"),
-    (lambda: schemes.bnn().with_grad(PACT), ValueError, r"grad \(=PACT\(bits=4, alpha=None\)\) must make"),
+    (lambda: schemes.bnn().with_grad(PACT), ValueError, r"grad_quantizer \(=PACT\(bits=4, alpha=None\)\) must make"),
     (making(input=ShiftPS), ValueError, r"input \(=ShiftPS\(.*\) must make a quantizer for input, not one for weight"),
     (making(weight=ReActNetInput), ValueError, r"weight \(=ReActNetInput\("),
     # at random in evaluation, or by each process

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from .library import LIBRARY, register
-from .native import best, kernels
+from .native import GRAIN, best, kernels
 from .native_bits import without_gaps
 
 _ROUND_CODES, _STEP_BACKWARD = range(2)
-_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 LIBRARY.define(
     "round_codes(Tensor input, Tensor divisor, float low, float high, float factor, int offset) -> (Tensor, Tensor)"
 )
@@ -204,7 +203,7 @@ def _call(
         return False
     given = input, divisor.contiguous(), *operands[2:]
     addresses = (0 if operand is None else operand.data_ptr() for operand in given)
-    module.levels(*addresses, rows, input.numel() // rows, *numbers, best(), _GRAIN, *ends)
+    module.levels(*addresses, rows, input.numel() // rows, *numbers, best(), GRAIN, *ends)
     return True
 
 

@@ -30,6 +30,7 @@ except ImportError:
     _binary = None
 
 BLOCK = 8
+GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
 _DTYPES = torch.int64, torch.int32, torch.float32, torch.float32  # weight, sums, scale, bias
 _SERIAL = 1 << 20  # multiplications below which a second thread costs more than it gains

@@ -12,13 +12,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .native import best, kernels
+from .native import GRAIN, best, kernels
 
 _PACK_SIGNS, _PACK_PASSES, _PACK_BOTH, _CLAMP, _UNPACK_SIGNS, _WHERE, _PACK_CODES, _UNPACK_CODES = range(8)
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1}
 _TYPES = _FLOATS | {torch.int8: 2, torch.uint8: 2}
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_GRAIN = 1 << 15  # floats below which a second thread costs more than it gains
 _WORD = 64
 
 
@@ -201,6 +200,6 @@ def _call(
     module.pass_over(
         *(0 if tensor is None else tensor.data_ptr() for tensor in (input, output, *packed)),
         *(operation, _TYPES[shaped.dtype], batch, channels // groups, groups, math.prod(shaped.shape[2:])),
-        *(bits, int(last), best(), _GRAIN),
+        *(bits, int(last), best(), GRAIN),
         *bounds,
     )

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from .library import LIBRARY, register
-from .native import best, kernels
+from .native import GRAIN, best, kernels
 from .native_bits import channels_last
 
-_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 LIBRARY.define(
     "norm_backward_(Tensor grad, Tensor(a!) input, Tensor? weight, Tensor mean, Tensor invstd) -> (Tensor, Tensor)"
 )
@@ -58,7 +57,7 @@ def by_kernel(
     grad_weight, grad_bias = input.new_empty(channels), input.new_empty(channels)
     tensors = grad, input, *parameters, input, grad_weight, grad_bias
     addresses = (0 if x is None else x.data_ptr() for x in tensors)
-    module.norm_backward(*addresses, math.prod(input.shape) // channels, channels, best(), _GRAIN)
+    module.norm_backward(*addresses, math.prod(input.shape) // channels, channels, best(), GRAIN)
     return grad_weight, grad_bias
 
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from .gpu import has_kernels
 from .library import LIBRARY, register
-from .native import best, kernels
+from .native import GRAIN, best, kernels
 from .native_bits import channels_last
 
-_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 LIBRARY.define("rprelu(Tensor input, Tensor before, Tensor slope, Tensor after) -> Tensor")
 LIBRARY.define(
     "rprelu_backward(Tensor grad, Tensor input, Tensor before, Tensor slope) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -82,7 +81,7 @@ def _call(tensors: tuple[Tensor | None, ...], shape: torch.Size) -> None:
     if module is None:
         raise ValueError("RPReLU in C needs the compiled module")
     addresses = (0 if x is None else x.data_ptr() for x in tensors)
-    module.rprelu(*addresses, math.prod(shape) // shape[1], shape[1], best(), _GRAIN)
+    module.rprelu(*addresses, math.prod(shape) // shape[1], shape[1], best(), GRAIN)
 
 
 register(rprelu, forward_by_kernel, "rprelu")

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from .gpu import by_triton
 from .library import LIBRARY
-from .native import best, kernels
+from .native import GRAIN, best, kernels
 from .native_bits import without_gaps
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
-_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 LIBRARY.define("approx_sign_backward_(Tensor(a!) grad, Tensor input) -> ()")
 
 
@@ -49,7 +48,7 @@ def by_kernel(grad: Tensor, input: Tensor, output: Tensor) -> bool:
     ):
         return False
     addresses = (x.data_ptr() for x in (grad, input, output))
-    module.approx_sign_backward(*addresses, input.numel(), _TYPES[input.dtype], best(), _GRAIN)
+    module.approx_sign_backward(*addresses, input.numel(), _TYPES[input.dtype], best(), GRAIN)
     return True
 
 
