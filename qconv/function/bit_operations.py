@@ -18,14 +18,7 @@ _ops = torch.ops.qconv
 
 
 class BitOperands(NamedTuple):
-    """Both operands of an operation on signs.
-
-    Attributes:
-        input: bits of the signs of the input.
-        form: of the input.
-        weight: the filters.
-        window: of the kernel, in two dimensions.
-    """
+    """Both operands of an operation on signs: bits and form of the input, the filters, and the kernel's window."""
 
     input: Tensor
     form: Form

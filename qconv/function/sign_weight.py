@@ -32,13 +32,9 @@ def has_window(op: Any) -> bool:
 
 
 class Filters(NamedTuple):
-    """A weight of signs.
+    """A weight of signs: its shape, the bits and the sums of each tap as the kernels take them, and the filters' scale.
 
-    Attributes:
-        shape: of the weight.
-        bits: the signs, as the kernels take them.
-        sums: of the signs of each tap.
-        scale: of each filter, float32; None is 1.
+    The scale is float32; None is 1.
     """
 
     shape: torch.Size

@@ -108,8 +108,7 @@ class AdaBinInput(Binary):
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         alpha, beta, *_ = tensors
-        offset = beta if self.offset == "paper" else beta * alpha
-        return Codes(sign((wide(x) - beta) / alpha), alpha, offset=offset)
+        return Codes(sign((wide(x) - beta) / alpha), alpha, offset=self.levels(*tensors).offset)
 
     def levels(self, *tensors: Tensor) -> Levels:
         alpha, beta, *_ = tensors
