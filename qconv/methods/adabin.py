@@ -85,7 +85,7 @@ class AdaBinInput(Binary):
     """
 
     roles = ("input",)
-    scales = ("alpha",)
+    learned_scales = ("alpha",)
 
     def __init__(
         self, offset: Literal["paper", "code"] = "paper", surrogate: Callable[[], Surrogate] = ApproxSign

@@ -63,7 +63,7 @@ class _APoT(Quantizer):
     """The shared part of weights and inputs: a learned ``alpha``, to which the largest level of ``grid`` is scaled."""
 
     grid: tuple[int, ...]
-    kept = scales = ("alpha",)
+    kept = learned_scales = ("alpha",)
     code_dtype = torch.int8
     alpha: nn.Parameter
 

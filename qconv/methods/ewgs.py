@@ -115,7 +115,7 @@ class EWGSWeight(EWGS):
 
     roles = ("weight",)
     kept = ("lower", "upper", "scale")
-    scales = ("scale",)
+    learned_scales = ("scale",)
     scale: nn.Parameter
 
     def __init__(self, bits: int = 4, delta: float = 1e-3) -> None:
@@ -183,7 +183,7 @@ class EWGSInput(FromData[Values], EWGS):
 
     roles = ("input",)
     kept = ("lower", "upper", "width")
-    scales = ("width",)
+    learned_scales = ("width",)
     width: Tensor
 
     def __init__(self, bits: int = 4, delta: float = 1e-3) -> None:

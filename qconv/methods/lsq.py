@@ -97,7 +97,7 @@ class LSQ(Coded):
     """
 
     roles = ("weight",)
-    scales = ("step",)
+    learned_scales = ("step",)
     max_bits = 8
     dim: int = 0  # of what each of several steps is for
     step: nn.Parameter

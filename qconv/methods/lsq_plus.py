@@ -63,7 +63,7 @@ class LSQPlusInput(FromData[Values], Coded):
     """
 
     roles = ("input",)
-    scales = ("step",)
+    learned_scales = ("step",)
 
     def __init__(self, bits: int = 4, grad_scale: GradScale = "paper") -> None:
         super().__init__()

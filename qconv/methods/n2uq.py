@@ -101,7 +101,7 @@ class N2UQInput(Coded):
     """
 
     roles = ("input",)
-    scales = ("widths", "input_scale", "output_scale")
+    learned_scales = ("widths", "input_scale", "output_scale")
     is_unsigned = True
 
     def __init__(self, bits: int = 2) -> None:

@@ -44,7 +44,7 @@ class PACT(Passing):
         ValueError: ``bits`` out of range, or ``alpha`` not positive, here or in a checkpoint.
     """
 
-    kept = scales = ("alpha",)
+    kept = learned_scales = ("alpha",)
     roles = ("input",)
     is_unsigned = True
 

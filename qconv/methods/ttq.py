@@ -37,7 +37,7 @@ class TTQ(Quantizer):
     """
 
     bits = math.log2(3)
-    kept = scales = ("positive", "negative")
+    kept = learned_scales = ("positive", "negative")
     roles = ("weight",)
     positive: nn.Parameter
     negative: nn.Parameter

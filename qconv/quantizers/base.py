@@ -57,7 +57,7 @@ class Quantizer(InBits, NeedsData):
         code_dtype: the dtype of the integers that `codes` makes from `whole`; None takes it from ``bits``.
         training_only: buffers that only its gradient reads: packed files leave them out, and a network that starts
             from other weights (``init_from=``) keeps its own.
-        scales: the learned steps, ranges and scales that must be positive, and are clamped to 2^-20 after each step.
+        learned_scales: learned steps, ranges and scales, which must be positive; a step clamps them to 2^-20 or more.
         kept: the learned tensors that carry over to a quantizer of the same class with other bits: ranges, not steps.
     """
 
@@ -69,7 +69,7 @@ class Quantizer(InBits, NeedsData):
     is_unsigned: bool = False
     code_dtype: torch.dtype | None = None
     training_only: tuple[str, ...] = ()
-    scales: tuple[str, ...] = ()
+    learned_scales: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
     @property
@@ -257,10 +257,10 @@ class Quantizer(InBits, NeedsData):
 
         The weight's key is `WEIGHT`, or for ends of its magnitude `MAGNITUDE`.
         """
-        return dict.fromkeys(self.scales, (SMALLEST, math.inf))
+        return dict.fromkeys(self.learned_scales, (SMALLEST, math.inf))
 
     def rules(self) -> Mapping[str, Rule]:
-        return dict.fromkeys(self.scales, POSITIVE)
+        return dict.fromkeys(self.learned_scales, POSITIVE)
 
     def after_step_(self, x: Tensor | None) -> None:
         """Update in place after an optimizer step: clamp what has `bounds`, advance a `Stream` named ``stream``.
