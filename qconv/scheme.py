@@ -122,14 +122,8 @@ class Scheme:
         plain, _ = split_name(self.name)
         if grad is None:
             return replace(self, name=plain, grad=None)
-        if not callable(grad) or isinstance(grad, Quantizer):
-            raise TypeError(
-                f"grad_quantizer (={grad}) must make a quantizer: pass a class or a functools.partial of one"
-            )
         with torch.random.fork_rng(devices=[]):  # its key is discarded with it
-            made = grad()
-        if not isinstance(made, Quantizer):
-            raise TypeError(f"grad_quantizer (={grad}) must make a quantizer, not {type(made).__name__}")
+            made = _made("grad", grad, "grad_quantizer")
         return replace(self, name=f"{plain} + grad {made}", grad=grad)
 
     def at_depth(self, depth: float) -> "Scheme":
@@ -204,15 +198,16 @@ def split_name(name: str) -> tuple[str, str]:
     return plain, word + grad
 
 
-def _made(role: str, factory: Factory) -> Quantizer:
-    """Return the quantizer that the factory makes for ``role``, or raise."""
+def _made(role: str, factory: Factory, name: str = "") -> Quantizer:
+    """Return the quantizer that the factory, an argument of this name, makes for ``role``, or raise."""
+    name = name or role
     if isinstance(factory, Quantizer):
-        raise TypeError(f"{role} (={factory}) must make a quantizer, not be one: pass the class or a partial")
+        raise TypeError(f"{name} (={factory}) must make a quantizer, not be one: pass the class or a partial")
     made = factory() if callable(factory) else factory
     if not isinstance(made, Quantizer):
-        raise TypeError(f"{role} (={factory!r}) must make a quantizer, not {type(made).__name__}")
+        raise TypeError(f"{name} (={factory!r}) must make a quantizer, not {type(made).__name__}")
     if role not in made.roles:
-        raise ValueError(f"{role} (={made}) must make a quantizer for {role}, not one for {' or '.join(made.roles)}")
+        raise ValueError(f"{name} (={made}) must make a quantizer for {role}, not one for {' or '.join(made.roles)}")
     return made
 
 

@@ -13,6 +13,7 @@ the values, and that of each learned tensor, as the papers and their code have t
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -505,11 +506,10 @@ def percentile_weight(
     return np.array([row[0] for row in found]), np.array([row[1] for row in found])
 
 
-def minmax_weight(v: Array, g: Array, bits: int = 8, symmetric: bool = True, per_channel: bool = True) -> Found:
-    return percentile_weight(v, g, bits, 100, symmetric, per_channel)
+minmax_weight = partial(percentile_weight, percentile=100)
 
 
-def minmax_input(
+def input_range(
     v: Array,
     g: Array,
     low: Array,
@@ -518,27 +518,14 @@ def minmax_input(
     bits: int = 8,
     symmetric: bool = False,
     per_channel: bool = False,
+    percentile: float = 100,
 ) -> Found:
+    """The range has been found, by a percentile or without one."""
     if not per_channel:
         return uniform(v, g, float(low), float(high), bits, symmetric)
     parts = zip(np.moveaxis(v, dim, 0), np.moveaxis(g, dim, 0), low, high, strict=True)
     found = [uniform(x, grad, first, last, bits, symmetric) for x, grad, first, last in parts]
     return tuple(np.moveaxis(np.array([part[i] for part in found]), 0, dim) for i in (0, 1))
-
-
-def percentile_input(
-    v: Array,
-    g: Array,
-    low: Array,
-    high: Array,
-    dim: int,
-    bits: int = 8,
-    percentile: float = 99.9,
-    symmetric: bool = False,
-    per_channel: bool = False,
-) -> Found:
-    """The percentile has found the range."""
-    return minmax_input(v, g, low, high, dim, bits, symmetric, per_channel)
 
 
 def int8_stochastic(v: Array, g: Array, noise: Array, bits: int = 8, per_sample: bool = True) -> Found:
@@ -771,6 +758,9 @@ SIGNS = np.array([-1.0] * 4 + [1.0] * 4)
 W, G = FILTERS[0], GRAD_FILTERS[0]
 X, GX = INPUTS[0], GRAD_INPUTS[0]
 EVERY = range(1, 9)
+BOTH = (True, False)
+SCALES = ("paper", "numel")
+VARIANTS = ("cifar", "imagenet")
 SAWB_FORMS = ((2, False), (3, False), (4, False), (2, True), (4, True))
 FROM_2 = range(2, 9)
 
@@ -807,6 +797,11 @@ def of_each_channel(quantizer: Any) -> int:
 
 def of_each_symmetric_channel(quantizer: Any) -> int:
     return odd_if_symmetric(quantizer) * (6 if quantizer.per_channel else 1)
+
+
+def grid(*tensors: float | Array, values: Array | None = None, **choices: Sequence[Any]) -> list[Row]:
+    """A row for each combination of the arguments, all with these tensors and values."""
+    return [Row(dict(zip(choices, each, strict=True)), tensors, values) for each in product(*choices.values())]
 
 
 def dsq_rows(low: float, exponent: int) -> list[Row]:
@@ -993,10 +988,9 @@ QUANTIZERS: dict[str, Entry] = {
     "ShiftQ": Entry(
         shift_q,
         [
-            Row({"weight_bits": b, "rounding": rounding}, values=values)
-            for b in FROM_2
-            for rounding in ("deterministic", "stochastic")
+            row
             for values in (None, SMALL)
+            for row in grid(values=values, weight_bits=FROM_2, rounding=("deterministic", "stochastic"))
         ],
         {"weight_bits": Range(2, 8)},
         "filters",
@@ -1025,12 +1019,7 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "APoTWeight": Entry(
         apot_weight,
-        [
-            Row({"weight_bits": b, "variant": variant}, (alpha,))
-            for b in (2, 3, 4, 5)
-            for variant in ("cifar", "imagenet")
-            for alpha in (0.8, 1.5)
-        ],
+        [row for alpha in (0.8, 1.5) for row in grid(alpha, weight_bits=(2, 3, 4, 5), variant=VARIANTS)],
         {"weight_bits": Range(2, 5)},
         "filters",
         odd,
@@ -1043,17 +1032,14 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "APoTInput": Entry(
         apot_input,
-        [
-            Row({"input_bits": b, "variant": variant}, (alpha,))
-            for b, alpha in ((2, 2.0), (3, 1.0), (4, 2.0), (5, 1.0))  # no value is half way but for its rounding
-            for variant in ("cifar", "imagenet")
-        ],
+        # no value is half way but for its rounding
+        grid(2.0, input_bits=(2, 4), variant=VARIANTS) + grid(1.0, input_bits=(3, 5), variant=VARIANTS),
         {"input_bits": Range(2, 5)},
         exact=True,
     ),
     "DoReFaWeight": Entry(
         dorefa_weight,
-        [Row({"bits": b, "detach_max": d}) for b in EVERY for d in (True, False)],
+        grid(bits=EVERY, detach_max=BOTH),
         {"bits": Range(1, 8)},
         "filters",
         printed=[
@@ -1103,10 +1089,9 @@ QUANTIZERS: dict[str, Entry] = {
         lsq_weight,
         [Row({"bits": 1}, (0.5,))]
         + [Row({"bits": b}, (2.0 ** (1 - b),)) for b in FROM_2]
-        + [Row({"bits": b, "per_channel": True}, (STEPS,)) for b in EVERY]
-        + [Row({"bits": b, "per_channel": True, "grad_scale": "numel"}, (STEPS,)) for b in EVERY]
-        + [Row({"bits": b, "grad_scale": "numel"}, (0.5,)) for b in EVERY]
-        + [Row({"bits": b, "strict": True}, (0.5,)) for b in (1, 2, 3)],
+        + grid(STEPS, bits=EVERY, per_channel=(True,), grad_scale=SCALES)
+        + grid(0.5, bits=EVERY, grad_scale=("numel",))
+        + grid(0.5, bits=(1, 2, 3), strict=(True,)),
         {"bits": Range(1, 8)},
         "filters",
         printed=[
@@ -1126,19 +1111,13 @@ QUANTIZERS: dict[str, Entry] = {
     "LSQInput": Entry(
         lsq_input,
         [
-            Row({"bits": b, "signed": signed, "grad_scale": scale}, (0.5 if b == 1 else 2.0 ** (1 - b),))
+            row
             for b in EVERY
-            for signed in (False, True)
-            for scale in ("paper", "numel")
+            for row in grid(0.5 if b == 1 else 2.0 ** (1 - b), bits=(b,), signed=BOTH, grad_scale=SCALES)
         ]
-        + [
-            Row({"bits": b, "signed": signed, "per_channel": True, "grad_scale": scale}, (PER_CHANNEL + 1,))
-            for b in EVERY
-            for signed in (False, True)
-            for scale in ("paper", "numel")
-        ]
+        + grid(PER_CHANNEL + 1, bits=EVERY, signed=BOTH, per_channel=(True,), grad_scale=SCALES)
         + [Row({"bits": 2, "signed": True, "strict": True}, (0.5,))]
-        + [Row({"bits": 16, "signed": signed}, (2.0**-15,)) for signed in (False, True)],
+        + grid(2.0**-15, bits=(16,), signed=BOTH),
         {"bits": Range(1, 16), "step_init": STEP},
         levels=of_each_channel,
         printed=[
@@ -1148,23 +1127,14 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "LSQPlus": Entry(
         lsq_weight,
-        [
-            Row({"bits": b, "per_channel": channels, "grad_scale": scale}, (STEPS if channels else 0.5,))
-            for b in EVERY
-            for channels in (False, True)
-            for scale in ("paper", "numel")
-        ],
+        grid(STEPS, bits=EVERY, per_channel=(True,), grad_scale=SCALES) + grid(0.5, bits=EVERY, grad_scale=SCALES),
         {"bits": Range(1, 8)},
         "filters",
         exact=True,
     ),
     "LSQPlusInput": Entry(
         lsq_plus_input,
-        [
-            Row({"bits": b, "grad_scale": scale}, (2.0 ** (1 - b), -0.5))
-            for b in (*EVERY, 16)
-            for scale in ("paper", "numel")
-        ],
+        [row for b in (*EVERY, 16) for row in grid(2.0 ** (1 - b), -0.5, bits=(b,), grad_scale=SCALES)],
         {"bits": Range(1, 16)},
         printed=[
             Printed(
@@ -1181,7 +1151,7 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "N2UQWeight": Entry(
         n2uq_weight,
-        [Row({"bits": b, "rescale_grad": r}) for b in FROM_2 for r in (True, False)],
+        grid(bits=FROM_2, rescale_grad=BOTH),
         {"bits": Range(2, 8)},
         "filters",
         printed=[
@@ -1220,7 +1190,7 @@ QUANTIZERS: dict[str, Entry] = {
     "DSQInput": Entry(dsq, dsq_rows(-1.0, 2), {"bits": Range(1, 8), "alpha": Range(0.001, 0.5)}),
     "MinMaxWeight": Entry(
         minmax_weight,
-        [Row({"bits": b, "symmetric": s, "per_channel": c}) for b, s, c in UNIFORM],
+        grid(bits=FROM_2, symmetric=BOTH, per_channel=BOTH),
         {"bits": Range(2, 8)},
         "filters",
         odd_if_symmetric,
@@ -1229,8 +1199,7 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "PercentileWeight": Entry(
         percentile_weight,
-        [Row({"bits": b, "symmetric": s, "per_channel": c, "percentile": 80.0}) for b, s, c in UNIFORM]
-        + [Row({"percentile": 90.0})],
+        [*grid(bits=FROM_2, symmetric=BOTH, per_channel=BOTH, percentile=(80.0,)), Row({"percentile": 90.0})],
         {"bits": Range(2, 8), "percentile": Range(50, 100, "(]")},
         "filters",
         odd_if_symmetric,
@@ -1238,14 +1207,14 @@ QUANTIZERS: dict[str, Entry] = {
         exact=True,
     ),
     "MinMaxInput": Entry(
-        minmax_input,
+        input_range,
         [Row({"bits": b, "symmetric": s, "per_channel": c}, extents(100, s, c)) for b, s, c in UNIFORM],
         {"bits": Range(2, 16)},
         levels=of_each_symmetric_channel,
         exact=True,
     ),
     "PercentileInput": Entry(
-        percentile_input,
+        input_range,
         [
             Row({"bits": b, "symmetric": s, "per_channel": c, "percentile": 80.0}, extents(80, s, c))
             for b, s, c in UNIFORM
@@ -1268,7 +1237,7 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "Int8Stochastic": Entry(
         int8_stochastic,
-        [Row({"bits": b, "per_sample": each}) for b in FROM_2 for each in (True, False)],
+        grid(bits=FROM_2, per_sample=BOTH),
         {"bits": Range(2, 8)},
         levels=odd,
         spreads=per_tensor,

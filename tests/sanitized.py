@@ -7,6 +7,7 @@ import sys
 
 import torch
 from gradient_cases import cases
+from settings import each_instruction_set
 from test_program import every
 
 from qconv.kernels import bits, level_rounding, look_up, native, native_bits, native_weight, norm, rprelu, slopes
@@ -59,35 +60,35 @@ def main() -> None:
             case.grad_output, case.numbers = case.grad_output.bfloat16(), case.numbers.bfloat16()
         weight, tap_sums = pack_weight(case.filters, window.groups)
         packed = bits.pack_signs(case.signs, window.groups)
-        for name in native.instruction_sets():
-            look_up.look_up_conv2d(*case.of_forward(), instruction_set=name)
-            look_up.look_up_grad_input(*case.of_input(), instruction_set=name)
-            look_up.look_up_grad_weight(*case.of_weight(), instruction_set=name)
-            native_weight.pack_weight(case.filters, window.groups, instruction_set=name)
+        for _ in each_instruction_set():
+            look_up.look_up_conv2d(*case.of_forward(), always=True)
+            look_up.look_up_grad_input(*case.of_input(), always=True)
+            look_up.look_up_grad_weight(*case.of_weight(), always=True)
+            native_weight.pack_weight(case.filters, window.groups)
             for input in (case.signs, packed):
                 operands = input, weight, tap_sums, sizes.channels, window
-                native.binary_conv2d(*operands, instruction_set=name)
+                native.binary_conv2d(*operands)
             signs = case.signs.to(draw.choice([torch.float32, torch.bfloat16]))
             if draw.random() < 0.5:
                 signs = signs.contiguous(memory_format=torch.channels_last)
-            passes = native_bits.pack_signs_and_passes(signs, -1, 1, window.groups, instruction_set=name)
-            native_bits.clamp_and_pack(signs, -0.5, 0.5, instruction_set=name)
+            passes = native_bits.pack_signs_and_passes(signs, -1, 1, window.groups)
+            native_bits.clamp_and_pack(signs, -0.5, 0.5)
             if passes is not None:
-                native_bits.where_passes(signs, passes[1], window.groups, instruction_set=name)
-                native_bits.unpack_signs(passes[0], sizes.channels[0], window.groups, instruction_set=name)
+                native_bits.where_passes(signs, passes[1], window.groups)
+                native_bits.unpack_signs(passes[0], sizes.channels[0], window.groups)
             over, per = case.signs.movedim(1, -1).contiguous().movedim(-1, 1), torch.ones(3, sizes.channels[0])
-            norm.by_kernel(over, over.clone(), per[0], per[1], per[2], instruction_set=name)
-            rprelu.forward_by_kernel(over, per[0], per[1], per[2], instruction_set=name)
-            rprelu.backward_by_kernel(over, over, per[0], per[1], instruction_set=name)
-            slopes.by_kernel(signs, signs, signs, instruction_set=name)
+            norm.by_kernel(over, over.clone(), per[0], per[1], per[2])
+            rprelu.forward_by_kernel(over, per[0], per[1], per[2])
+            rprelu.backward_by_kernel(over, over, per[0], per[1])
+            slopes.by_kernel(signs, signs, signs)
             divisor = torch.rand(len(over), 1, 1, 1) + 0.1
-            level_rounding.rounded(over, divisor, -8.0, 7.0, 1.0, 8, instruction_set=name)
-            level_rounding.stepped_back(over, over, divisor, -8, 7, False, 1.0, 1e-6, instruction_set=name)
+            level_rounding.rounded(over, divisor, -8.0, 7.0, 1.0, 8)
+            level_rounding.stepped_back(over, over, divisor, -8, 7, False, 1.0, 1e-6)
             for width in (1, 2, 4, 8):
                 codes = torch.randint(2**width, sizes.input, dtype=torch.uint8)
-                found = native_bits.pack_codes(codes, width, instruction_set=name)
+                found = native_bits.pack_codes(codes, width)
                 if found is not None:
-                    native_bits.unpack_codes(found, sizes.channels[0], width, instruction_set=name)
+                    native_bits.unpack_codes(found, sizes.channels[0], width)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from qconv.kernels import native
+
 
 @contextmanager
 def changed(get: Callable[[], Any], set: Callable[[Any], None], value: Any) -> Iterator[None]:
@@ -26,6 +28,26 @@ def changed(get: Callable[[], Any], set: Callable[[Any], None], value: Any) -> I
 
 threads = partial(changed, torch.get_num_threads, torch.set_num_threads)
 default_dtype = partial(changed, torch.get_default_dtype, torch.set_default_dtype)
+
+
+@contextmanager
+def instruction_set(name: str) -> Iterator[None]:
+    """The kernels in C use this one."""
+    native.best.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "instruction_sets", lambda: (name,))
+        native.best()
+    try:
+        yield
+    finally:
+        native.best.cache_clear()
+
+
+def each_instruction_set() -> Iterator[str]:
+    """Those of this machine, each in use while it is the last one given."""
+    for name in native.instruction_sets():
+        with instruction_set(name):
+            yield name
 
 
 class Recomputed(nn.Module):

@@ -615,7 +615,7 @@ def making(*places: Any, **options: Any) -> Callable[[], object]:
 
 COMBINATIONS: list[Row] = [
     (making(grad=LSQ), ValueError, r"grad \(=LSQ\(.*\) must make a quantizer for grad, not one for weight"),
-    (lambda: schemes.bnn().with_grad(PACT), ValueError, r"grad \(=PACT\(bits=4\)\) must make"),
+    (lambda: schemes.bnn().with_grad(PACT), ValueError, r"grad_quantizer \(=PACT\(bits=4, alpha=None\)\) must make"),
     (making(input=ShiftPS), ValueError, r"input \(=ShiftPS\(.*\) must make a quantizer for input, not one for weight"),
     (making(weight=ReActNetInput), ValueError, r"weight \(=ReActNetInput\("),
     # at random in evaluation, or by each process
@@ -680,6 +680,20 @@ MISTAKES: list[Row] = [
     *(
         (partial(qconv.calibrate, small(), [IMAGE], max_samples=wrong(number)), ValueError, "must be a whole number, n")
         for number in ("5", True)
+    ),
+    (lambda: qconv.calibrate(small(), []), ValueError, "^batches must hold at least one batch"),
+    *(
+        (
+            partial(qconv.calibrate, small(), wrong(each)),
+            TypeError,
+            r"^batches \((Tensor|dict)\) must be batches one after",
+        )
+        for each in (IMAGE, {"images": IMAGE})
+    ),
+    (lambda: qconv.calibrate(small(), [IMAGE], max_samples=0), ValueError, r"^max_samples \(=0\) must be at least 1"),
+    *(
+        (partial(qconv.set_progress, small(), each), ValueError, r"^progress \(=.*\) must be from 0")
+        for each in (-0.1, 1.1, math.nan)
     ),
     (lambda: qconv.after_step(wrong(optimizer())), TypeError, r"^model \(=SGD.*must be a torch.nn.Module"),
     (lambda: qconv.after_every_step(wrong(small()), wrong(optimizer())), TypeError, r"^optimizer \(=Sequential.*must"),
@@ -862,6 +876,18 @@ COMPARISONS: list[Row] = [
     )
 ]
 OF_LAYERS: list[Row] = [
+    *(
+        (partial(layer, input), error, words)
+        for layer in (conv(), qconv.QConvTranspose2d(3, 4, 3), qconv.QLinear(5, 4))
+        for input, error, words in (
+            (torch.ones(2, 3, 5, 5).long(), TypeError, r"input has dtype torch.int64; it must be a floating"),
+            (torch.ones(2, 3, 5, 5).double(), TypeError, r"input has dtype torch.float64 and weight torch.float32"),
+            (torch.ones(2, 3, 5, 5, device="meta"), ValueError, r"input is on meta and weight on cpu"),
+        )
+    ),
+    (lambda: conv()(torch.ones(2, 2, 5, 5)), ValueError, r"\(2, 2, 5, 5\); its dimension 1 must be in_channels \(=3\)"),
+    (lambda: conv()(torch.ones(5, 5)), ValueError, r"shape \(5, 5\); it must have 4 dimensions, or 3 unbatched"),
+    (lambda: qconv.QLinear(5, 4)(torch.ones(2, 6)), ValueError, r"its last dimension must be in_features \(=5\)"),
     (lambda: qconv.QConv2d(64, 128, 3, groups=3), ValueError, r"groups \(=3\) must divide in_channels \(=64\)"),
     (lambda: qconv.QConv1d(6, 4, 3, groups=3), ValueError, r"groups \(=3\) must divide out_channels \(=4\)"),
     (lambda: qconv.QConv3d(6, 4, 3, groups=0), ValueError, r"groups \(=0\) must be positive"),
@@ -877,6 +903,13 @@ OF_LAYERS: list[Row] = [
     (lambda: Scheme("mine", backward_weight="full"), ValueError, r"backward_weight \(='full'\) mus"),  # pyright: ignore
 ]
 OF_STAGES: list[Row] = [
+    *((partial(Stages, made), ValueError, "must begin with one at 0") for made in ([], [(0.1, Identity)])),
+    *(
+        (partial(Stages, [(0, Identity), *more]), ValueError, "one after another")
+        for more in ([(0.5, Sign), (0.5, Sign)], [(1.5, Sign)])
+    ),
+    (partial(Stages, [(0, ShiftPS)]), ValueError, "ShiftPS"),
+    (partial(Stages, [(0, wrong(Identity()))]), TypeError, "classes or partials"),
     (lambda: schemes.layerwise("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore
     (lambda: schemes.layerwise(schemes.bnn(), inputs=(0.5, 0.4)), ValueError, r"inputs \(=\(0.5, 0.4\)\) must be"),
     (lambda: schemes.layerwise(schemes.bnn(), weights=(0, math.nan)), ValueError, r"weights"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from settings import emulated, threads
+from settings import emulated, instruction_set, threads
 from torch import Tensor
 
 from qconv.kernels import bits, native, native_bits
@@ -156,7 +156,8 @@ def calls(
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_gives_what_its_definition_says(name: str, seed: int) -> None:
     for operator, arguments in calls(random.Random(seed)):
-        found = getattr(native_bits, operator)(*arguments, instruction_set=name)
+        with instruction_set(name):
+            found = getattr(native_bits, operator)(*arguments)
         assert found is not None
         assert same(found, getattr(bits, operator)(*arguments)), (operator, arguments[1:])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import same
 from torch import Tensor, nn
 
 import qconv
@@ -286,9 +287,7 @@ def test_untrained_batch_norm_gives_the_ranges_of_training(training: bool) -> No
     modes = [module.training for module in by_hand.train(training).modules()]
     qconv.calibrate(by_hand, [PICTURES])
     assert [module.training for module in by_hand.modules()] == modes
-    after = buffers(by_hand)
-    assert before.keys() == after.keys()
-    assert all(after[name].equal(value) for name, value in before.items())
+    assert same(buffers(by_hand), before)
     by_training(PICTURES)
     # Up to what 8 bits change in the layers before: with the untrained statistics the last range was a 30th of it.
     torch.testing.assert_close(highs(by_hand), highs(by_training), rtol=0.05, atol=0)
@@ -336,9 +335,7 @@ def test_an_error_gives_batch_norm_its_statistics_back() -> None:
     before, hooks = buffers(model), hooks_of(model)
     with pytest.raises(RuntimeError, match="channels"):
         qconv.calibrate(model, [PICTURES, PICTURES[:, :2]])
-    after = buffers(model)
-    assert before.keys() == after.keys()
-    assert all(after[name].equal(value) for name, value in before.items())
+    assert same(buffers(model), before)
     assert hooks_of(model) == hooks
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from conftest import same
 from methods import METHODS
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -204,9 +205,7 @@ def test_a_layer_that_fails_leaves_the_model_as_it_was(first: qconv.Scheme) -> N
         qconv.convert(model, picky, skip=(), overrides={"[01]": first})
     assert [type(layer) for layer in model] == [nn.Conv2d] * 3
     assert [tensor.requires_grad for tensor in model.parameters()] == [True, True, False, True, True, True]
-    state = model.state_dict()
-    assert state.keys() == before.keys()
-    assert all(state[name].equal(tensor) for name, tensor in before.items())
+    assert same(model.state_dict(), before)
     assert vars(model[2]).keys() == vars(nn.Conv2d(4, 4, 1)).keys()
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from settings import emulated, threads
+from settings import each_instruction_set, emulated, threads
 from torch import Tensor
 
 import qconv
@@ -92,8 +92,8 @@ def test_binary_convolution(shape: tuple[Any, ...]) -> None:
             scaled = scaled_of(asked)
             assert torch.equal(operators.binary_conv2d(*case.operands(input), scaled=scaled), wanted)
             assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(input), *asked), wanted)
-            for name in native.instruction_sets():
-                got = native.binary_conv2d(*case.operands(input), scaled=scaled, instruction_set=name)
+            for name in each_instruction_set():
+                got = native.binary_conv2d(*case.operands(input), scaled=scaled)
                 assert torch.equal(got, wanted) if got is not None else max(shape[3]) > 64, name
 
 
@@ -162,8 +162,8 @@ def test_weights_of_any_shape_are_packed_as_defined() -> None:
         wanted = pack_weight(torch.where(weight < 0, -1, 1), groups)
         for signs in (weight, weight.contiguous(memory_format=torch.channels_last)):
             assert all(map(torch.equal, wanted, torch.ops.qconv.pack_weight(signs, groups)))
-            for name in native.instruction_sets():
-                packed = native_weight.pack_weight(signs, groups, instruction_set=name)
+            for name in each_instruction_set():
+                packed = native_weight.pack_weight(signs, groups)
                 assert packed is not None
                 assert all(map(torch.equal, wanted, packed)), name
         assert all(map(torch.equal, wanted, torch.ops.qconv.pack_weight(weight.transpose(2, 3).mT.double(), groups)))

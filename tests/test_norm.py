@@ -1,15 +1,14 @@
 """The backward of batch normalization: the kernel against torch's own in float64."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from settings import threads
+from settings import each_instruction_set, threads
 from torch import Tensor
 
-from qconv.kernels import native, norm
+from qconv.kernels import norm
 
 ops = torch.ops.qconv
 SHAPES = [
@@ -69,8 +68,8 @@ def test_instruction_sets_and_places_give_the_same_bits(shape: tuple[int, ...], 
     given = grad, input, weight if weighted else None, mean, invstd
     found = gradients(ops.norm_backward_, *given)
     torch.testing.assert_close(found, gradients(norm.norm_backward_, *given))
-    for name in native.instruction_sets():
-        others = gradients(partial(norm.by_kernel, instruction_set=name), *given)
+    for name in each_instruction_set():
+        others = gradients(norm.by_kernel, *given)
         assert all(torch.equal(a, b) for a, b in zip(others, found, strict=True)), name
 
 

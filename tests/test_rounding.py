@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from settings import threads
+from settings import each_instruction_set, threads
 from torch import Tensor
 
 from qconv.kernels import level_rounding, native
@@ -39,8 +39,8 @@ def test_instruction_sets_give_what_torch_does(shape: tuple[int, ...], last: boo
     for divisor in divisors(input):
         for low, high, factor, offset in ENDS:
             wanted = ((input / divisor).clamp(low, high) * factor).round() + offset
-            for name in native.instruction_sets():
-                found = level_rounding.rounded(input, divisor, low, high, factor, offset, name)
+            for name in each_instruction_set():
+                found = level_rounding.rounded(input, divisor, low, high, factor, offset)
                 assert found is not None
                 codes, is_nan = found
                 assert torch.equal(codes, wanted.to(torch.int16).to(torch.uint8)), name
@@ -51,8 +51,8 @@ def test_instruction_sets_give_what_torch_does(shape: tuple[int, ...], last: boo
             c, between = z.clamp(-3, 4), (z > -3) & (z < 4)
             of_step = (grad * (c.round() - c * between)).sum_to_size(divisor.shape) * 0.3
             wanted, given = (grad * (between if strict else c == z), of_step), (grad, input, divisor, -3, 4, strict)
-            for name in native.instruction_sets():
-                found = level_rounding.stepped_back(*given, 0.3, 1e-6, name)
+            for name in each_instruction_set():
+                found = level_rounding.stepped_back(*given, 0.3, 1e-6)
                 assert found is not None
                 for one, other in zip(found, wanted, strict=True):
                     assert torch.equal(one.view(torch.int32), other.view(torch.int32)), (name, strict)
@@ -70,8 +70,8 @@ def test_nan_is_reported_wherever_it_is(place: int) -> None:
     input = torch.randn(3, 64, 33, 31)
     input.view(-1)[place] = torch.nan
     one = torch.tensor(1.0)
-    for name in native.instruction_sets():
-        found = level_rounding.rounded(input, one, 0.0, 3.0, 1.0, 0, name)
+    for _ in each_instruction_set():
+        found = level_rounding.rounded(input, one, 0.0, 3.0, 1.0, 0)
         assert found is not None
         assert found[1].item() is True
     assert level_rounding.round_codes(input, one, 0.0, 3.0, 1.0, 0)[1].item() is True
@@ -99,7 +99,7 @@ def test_threads_change_nothing() -> None:
 
 
 def test_torch_may_be_asked_for_a_lesser_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    names, best = native.instruction_sets(), native._best
+    names, best = native.instruction_sets(), native.best
     for asked in ("default", "avx2", "avx512", ""):
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", asked)
         best.cache_clear()

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from settings import threads
+from settings import each_instruction_set, threads
 from torch import Tensor
 
-from qconv.kernels import native, rprelu
+from qconv.kernels import rprelu
 from qconv.models import activations
 
 ops = torch.ops.qconv
@@ -50,9 +50,9 @@ def test_instruction_sets_and_threads_give_the_same_bits(shape: tuple[int, ...])
     wanted = ops.rprelu(*given[1:]), *ops.rprelu_backward(*given[:4])
     for count in (1, 3):
         with threads(count):
-            for name in native.instruction_sets():
-                output = rprelu.forward_by_kernel(*given[1:], instruction_set=name)
-                grads = rprelu.backward_by_kernel(*given[:4], instruction_set=name)
+            for name in each_instruction_set():
+                output = rprelu.forward_by_kernel(*given[1:])
+                grads = rprelu.backward_by_kernel(*given[:4])
                 assert output is not None
                 assert grads is not None
                 assert all(torch.equal(a, b) for a, b in zip((output, *grads), wanted, strict=True)), name

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gradient_cases import Case, cases
-from settings import emulated, threads
+from settings import emulated, instruction_set, threads
 from torch.utils.flop_counter import FlopCounterMode
 
 from qconv.kernels import flops as flops, look_up, native
@@ -33,9 +33,10 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def by_look_up(case: Case, name: str) -> Results:
-    output = look_up.look_up_conv2d(*case.of_forward(), instruction_set=name)
-    of_input = look_up.look_up_grad_input(*case.of_input(), instruction_set=name)
-    of_weight = look_up.look_up_grad_weight(*case.of_weight(), instruction_set=name)
+    with instruction_set(name):
+        output = look_up.look_up_conv2d(*case.of_forward(), always=True)
+        of_input = look_up.look_up_grad_input(*case.of_input(), always=True)
+        of_weight = look_up.look_up_grad_weight(*case.of_weight(), always=True)
     assert output is not None
     assert of_input is not None
     assert of_weight is not None
@@ -215,8 +216,8 @@ def test_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "kernels", lambda: None)
     case = Case.of(PAYING, scaled=True)
     assert same(by_operators(case), by_definitions(case))
-    assert look_up.look_up_conv2d(*case.of_forward(), instruction_set="avx2") is None
-    assert look_up.look_up_grad_input(*case.of_input(), instruction_set="avx2") is None
+    assert look_up.look_up_conv2d(*case.of_forward(), always=True) is None
+    assert look_up.look_up_grad_input(*case.of_input(), always=True) is None
 
 
 CASE = Case.of(Sizes(2, (8, 6), (5, 4), (3, 3), PADDED), scaled=True, masked=True)
@@ -305,11 +306,11 @@ def test_neon(neon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         grad, _, weight, scale, passes = case.of_input()
         dtype, (padded, _) = grad.dtype, case.sizes.padded_but_zeros(case.numbers)
         sizes[:] = nbytes(grad, weight, scale, None, passes, case.signs.to(dtype))
-        of_input = look_up.look_up_grad_input(*case.of_input(), instruction_set="neon")
+        of_input = look_up.look_up_grad_input(*case.of_input(), always=True)
         sizes[:] = nbytes(grad, case.of_weight()[2], None, None, None, case.filters.to(dtype))
-        of_weight = look_up.look_up_grad_weight(*case.of_weight(), instruction_set="neon")
+        of_weight = look_up.look_up_grad_weight(*case.of_weight(), always=True)
         sizes[:] = nbytes(padded, weight, scale, case.bias, None, grad)
-        results = look_up.look_up_conv2d(*case.of_forward(), instruction_set="neon"), of_input, of_weight
+        results = look_up.look_up_conv2d(*case.of_forward(), always=True), of_input, of_weight
         return [result for result in results if result is not None]
 
     module = SimpleNamespace(
@@ -319,6 +320,7 @@ def test_neon(neon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         sign_conv2d=lambda *call: run(2, *call),
     )
     monkeypatch.setattr(native, "kernels", lambda: module)
+    monkeypatch.setattr(look_up, "best", lambda: native.INSTRUCTION_SETS.index("neon"))
     for number, case in enumerate(cases(40, seed=5)):
         halves = None
         if number % 4 == 0:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from settings import threads
+from settings import each_instruction_set, threads
 from torch import Tensor
 
 from qconv.kernels import native, slopes
@@ -41,9 +41,9 @@ def same(found: Tensor, wanted: Tensor) -> bool:
 def test_instruction_sets_give_what_torch_does(shape: tuple[int, ...], last: bool, dtype: torch.dtype) -> None:
     grad, input = operands(shape, last and len(shape) > 2, dtype)
     wanted = product(grad, input)
-    for name in native.instruction_sets():
+    for name in each_instruction_set():
         output = torch.empty_like(grad)
-        assert slopes.by_kernel(grad, input, output, instruction_set=name) is (input.numel() > 0)
+        assert slopes.by_kernel(grad, input, output) is (input.numel() > 0)
         assert same(output, wanted), name
     ops.approx_sign_backward_(grad, input)
     assert same(grad, wanted)
@@ -54,9 +54,9 @@ def test_every_bfloat16_is_rounded_as_torch_does() -> None:
     input = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     torch.manual_seed(0)
     for grad in (torch.ones_like(input), torch.randn(len(input)).bfloat16(), input.flip(0)):
-        for name in native.instruction_sets():
+        for name in each_instruction_set():
             output = torch.empty_like(grad)
-            slopes.by_kernel(grad, input, output, instruction_set=name)
+            slopes.by_kernel(grad, input, output)
             assert same(output, product(grad, input)), name
 
 

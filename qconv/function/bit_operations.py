@@ -18,14 +18,7 @@ _ops = torch.ops.qconv
 
 
 class BitOperands(NamedTuple):
-    """Both operands of an operation on signs.
-
-    Attributes:
-        input: bits of the signs of the input.
-        form: of the input.
-        weight: the filters.
-        window: of the kernel, in two dimensions.
-    """
+    """Both operands of an operation on signs: bits and form of the input, the filters, and the kernel's window."""
 
     input: Tensor
     form: Form
@@ -61,11 +54,7 @@ def forward_of_bits(operands: BitOperands, factor: Tensor | None = None, summand
 def backward_of_bits(operands: BitOperands, grad_output: Tensor, latent: Tensor, mask: OutputMask) -> Gradients:
     """Return the gradients of input, weight and bias; None where ``mask`` is False.
 
-    Args:
-        operands: as in the forward.
-        grad_output: gradient of the output.
-        latent: the weight before it was quantized, for its memory format.
-        mask: which gradients are requested.
+    ``latent`` is the weight before it was quantized, for its memory format.
     """
     form, weight = operands.form, operands.weight
     stride, padding, dilation, groups, value = operands.window

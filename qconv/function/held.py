@@ -22,11 +22,7 @@ _BYTES_OF_FORMS = 4 << 20
 
 
 class Held:
-    """A pure function of tensors; a backward holds its value until the last Function that saved it has used it.
-
-    Args:
-        compute: the function. It is always called with the same tensors.
-    """
+    """A pure function of the same tensors; a backward holds its value until the last Function that saved it is done."""
 
     def __init__(self, compute: Callable[..., Tensor]) -> None:
         self.compute = compute

@@ -100,14 +100,7 @@ def stand_in(keeping: Keeping, bits: Sequence[Tensor]) -> Tensor:
 
 
 class KeptInput:
-    """The input in a backward.
-
-    Args:
-        quantizer: the input's quantizer.
-        tensors: the quantizer's tensors.
-        keeping: what was kept; None for the input itself.
-        kept: the tensors of it.
-    """
+    """The input in a backward: itself if ``keeping`` is None, else what was ``kept`` of it."""
 
     def __init__(
         self, quantizer: Quantizer, tensors: Sequence[Tensor], keeping: Keeping | None, kept: Sequence[Tensor]

@@ -28,12 +28,6 @@ def sizes_of(op: Any, quantizer: Quantizer, input: Tensor, weight: Tensor) -> Si
     """Return the sizes of the convolution if its weight is signs and lookup is faster; else None.
 
     It depends on nothing but the machine and the arguments' sizes, dtypes and devices.
-
-    Args:
-        op: the operation.
-        quantizer: the weight's quantizer.
-        input: of the operation.
-        weight: of the operation.
     """
     window = window_of(op)
     if window is None or not quantizer.is_binary or input.dtype not in (torch.float32, torch.bfloat16):
@@ -81,15 +75,8 @@ def backward_of_numbers(
 ) -> Gradients:
     """Return the gradients of input, weight and bias; None where ``mask`` is False.
 
-    Args:
-        op: the operation.
-        filters: the weight.
-        sizes: of the convolution.
-        grad_output: gradient of the output.
-        input: the quantized input; only its form is read unless the gradient of the weight is requested.
-        weight: its gradient gets its memory format, that of the input, too, if it is channels_last; its values are not
-            read.
-        mask: which gradients are requested.
+    Of ``input``, which is quantized, only the form is read unless the gradient of the weight is requested. ``weight``
+    gives the memory format of its gradient, and of the input's, too, if it is channels_last.
     """
     last = torch.channels_last if len(filters.shape) == 4 else torch.contiguous_format
     grad_output, grad_input = grad_output.contiguous(memory_format=last), None

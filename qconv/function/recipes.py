@@ -56,12 +56,7 @@ class Recipe(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The saved form of a tensor: the tensors of its recipe, or the tensor itself.
-
-    Attributes:
-        tensors: for `save_for_backward`.
-        restore: gives the tensor from them.
-    """
+    """The saved form of a tensor: those of its recipe, or the tensor itself, and what gives it from them."""
 
     tensors: tuple[Tensor, ...]
     restore: Callable[..., Tensor]

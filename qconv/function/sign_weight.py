@@ -32,13 +32,9 @@ def has_window(op: Any) -> bool:
 
 
 class Filters(NamedTuple):
-    """A weight of signs.
+    """A weight of signs: its shape, the bits and the sums of each tap as the kernels take them, and the filters' scale.
 
-    Attributes:
-        shape: of the weight.
-        bits: the signs, as the kernels take them.
-        sums: of the signs of each tap.
-        scale: of each filter, float32; None is 1.
+    The scale is float32; None is 1.
     """
 
     shape: torch.Size
@@ -93,12 +89,7 @@ def input_gradient(
 ) -> Tensor:
     """Return the gradient of an input of this shape, ``(N, C, *spatial)``, by lookup with the weight's signs.
 
-    Args:
-        grad_output: gradient of the output.
-        filters: the weight.
-        scales: of the filters, ``(C_out,)`` float32.
-        window: of the kernel.
-        shape: of the input.
+    ``scales`` of the filters are ``(C_out,)``, float32.
     """
     stride, padding, dilation, _, _ = window
     size = (1, 1, *shape[2:])[-2:]

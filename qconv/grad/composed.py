@@ -89,10 +89,7 @@ def _composed(
         if grad_output.device.type != "cpu":
             raise ValueError(f"device (={grad_output.device}) of integer tensors must be cpu")
         grad_output, input, weight = grad_output.long(), input.long(), weight.long()
-    if dtype in (
-        torch.float16,
-        torch.bfloat16,
-    ):  # torch's 3d ones with strides and dilation are wrong on some processors
+    if dtype in (torch.float16, torch.bfloat16):  # torch's 3d ones with strides and dilation are wrong on some CPUs
         grad_output, input, weight = grad_output.float(), input.float(), weight.float()
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:

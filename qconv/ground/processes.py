@@ -103,9 +103,7 @@ def meet(place: str, where: str) -> None:
     a step leaves no trace in the store, and is waited for until the timeout of the group: a shorter timeout here would
     refuse processes that are late for a good reason, such as compiling or reading their first batch.
 
-    Args:
-        place: the text that must be equal.
-        where: the name of the place in messages: a layer, a function.
+    ``where`` names the place in messages: a layer, a function.
 
     Raises:
         RuntimeError: another process is at another place, has gone on to the backward, or has not come within the

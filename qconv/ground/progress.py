@@ -14,12 +14,7 @@ T = TypeVar("T")
 
 
 def terminal(width: int | None = None, *, stderr: bool = True) -> "Console":
-    """Rich's console for text as it is: of ``qconv[heic]`` or ``skip=[first]`` it would take the brackets for a style.
-
-    Args:
-        width: columns; those of the terminal by default.
-        stderr: whether it is the standard error.
-    """
+    """Rich's console for text as it is: it would take the brackets of ``skip=[first]`` for a style."""
     from rich.console import Console
 
     return Console(width=width, stderr=stderr, highlight=False, markup=False, emoji=False)
@@ -28,11 +23,7 @@ def terminal(width: int | None = None, *, stderr: bool = True) -> "Console":
 def shown(items: Iterable[T], text: str, total: int, size: Callable[[T], int] = lambda item: 1) -> Generator[T]:
     """Yield the items, with a bar and the time left on stderr if that is a terminal; of several processes on the first.
 
-    Args:
-        items: what to yield.
-        text: what is being done.
-        total: the sum of their sizes.
-        size: that of one item.
+    ``total`` is the sum of the items' sizes.
     """
     if not (rank_and_count()[0] == 0 and sys.stderr.isatty() and find_spec("rich")):
         yield from items

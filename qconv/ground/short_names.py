@@ -11,9 +11,7 @@ BITS = re.compile(r"\b(weight_bits|input_bits)=[^,()]+(, )?")
 def short_call(node: Any, default: Callable[[str, str], Any] | None = None) -> str:
     """Write a config node as a call: ``small_cnn(width=48)``, without its module, nulls and the seed of the run.
 
-    Args:
-        node: a config node; one without `_target_` is written as it is.
-        default: the default of a function's argument, whose names it takes; such values are left out, too.
+    A node without `_target_` is written as it is. ``default`` gives that of a function's argument, by their names.
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         return "none" if node is None or node == {} else str(node)

@@ -12,16 +12,12 @@ None stops nothing, and NaN passes.
 channels, the first in its low bits.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import native_bits
-from .gpu import by_triton
-from .library import LIBRARY
+from .library import LIBRARY, register
 
 WORD = 64
 LIBRARY.define("pack_signs(Tensor input, int groups=1) -> Tensor")
@@ -140,14 +136,6 @@ def _in_format(values: Tensor, channels_last: bool) -> Tensor:
     return values if channels_last else values.contiguous()
 
 
-def _or_definition(kernel: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        found = kernel(*arguments)
-        return definition(*arguments) if found is None else found
-
-    return run
-
-
 for _definition, _kernel in (
     (pack_signs, native_bits.pack_signs),
     (pack_passes, native_bits.pack_passes),
@@ -158,8 +146,4 @@ for _definition, _kernel in (
     (pack_codes, native_bits.pack_codes),
     (unpack_codes, native_bits.unpack_codes),
 ):
-    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
-    LIBRARY.impl(_definition.__name__, _or_definition(_kernel, _definition), "CPU")
-    _place = "codes" if _definition in (pack_codes, unpack_codes) else "bits"
-    LIBRARY.impl(_definition.__name__, by_triton(f"{_place}.{_definition.__name__}", _definition), "CUDA")
-    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
+    register(_definition, _kernel, "codes" if _definition in (pack_codes, unpack_codes) else "bits")

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gpu import by_triton
-from .library import LIBRARY
-from .native import kernels, number_of
+from .library import LIBRARY, register
+from .native import GRAIN, best, kernels
 from .native_bits import without_gaps
 
 _ROUND_CODES, _STEP_BACKWARD = range(2)
-_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 LIBRARY.define(
     "round_codes(Tensor input, Tensor divisor, float low, float high, float factor, int offset) -> (Tensor, Tensor)"
 )
@@ -37,13 +35,7 @@ def round_codes(
     ``code = round(clamp(input / divisor, low, high) · factor) + offset``, half to even, in at least float32. What the
     code of a NaN is, is left open.
 
-    Args:
-        input: numbers of any shape.
-        divisor: broadcasts against ``input``. The kernels take one number, and one for each ``input[i]``.
-        low: the smallest of the clamped numbers.
-        high: the largest one.
-        factor: what they are multiplied with.
-        offset: what is added to the whole numbers.
+    ``divisor`` broadcasts against ``input``. The kernels take one number, and one for each ``input[i]``.
 
     Returns:
         uint8, in the memory format of ``input``. A negative code −k is 256 − k: ``codes.view(torch.int8)`` are signed.
@@ -67,15 +59,8 @@ def round_codes(
 def round_values(input: Tensor, unit: Tensor | None, low: float, high: float, factor: float, least: float) -> Tensor:
     """Return ``round(clamp(input / unit, low, high) · factor) · (unit / factor)``, half to even, as ``input``'s dtype.
 
-    It is computed in at least float32.
-
-    Args:
-        input: numbers of any shape.
-        unit: as ``divisor`` of `round_codes`; None is 1. By 0 nothing is divided.
-        low: the smallest of the clamped numbers.
-        high: the largest one.
-        factor: what they are multiplied with.
-        least: smaller units count as this.
+    It is computed in at least float32. ``unit`` is as ``divisor`` of `round_codes`; None is 1, what is smaller than
+    ``least`` counts as that, and by 0 nothing is divided.
 
     Example:
         >>> round_values(torch.tensor([-3.0, 0.6, 1.2, 99.0]), torch.tensor(0.5), -2.0, 5.0, 1.0, 0.0)
@@ -120,11 +105,7 @@ def range_levels(low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor, 
 def round_range(input: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
     """Return ``clamp(round(input / step), first, last) · step`` of `range_levels`, half to even, as `round_values`.
 
-    Args:
-        input: numbers of any shape.
-        low: the smallest number, at most 0, as ``divisor`` of `round_codes`.
-        high: the largest number, at least 0, of the shape of ``low``.
-        bits: at most 16.
+    ``low`` is at most 0 and ``high`` at least 0, both as ``divisor`` of `round_codes`; ``bits`` is at most 16.
 
     Example:
         >>> round_range(torch.tensor([-9.0, 0.6, 1.2, 99.0]), torch.tensor(-0.9), torch.tensor(2.1), 2)
@@ -151,15 +132,7 @@ def step_backward(
     if ``strict`` ``grad · between``; and ``factor · Σ grad · (round(c) − c · between)``, in at least float32, over the
     elements that share a step.
 
-    Args:
-        grad: the gradient of the rounded numbers.
-        input: of the shape of ``grad``.
-        step: as ``divisor`` of `round_codes`.
-        low: the smallest level.
-        high: the largest level.
-        strict: whether the gradient of ``input`` stops at the ends, too.
-        factor: what the gradient of ``step`` is multiplied with.
-        least: smaller steps count as this, above 0.
+    ``step`` is as ``divisor`` of `round_codes`; smaller ones count as ``least``, which is above 0.
 
     Raises:
         ValueError: a gradient of another shape.
@@ -185,16 +158,12 @@ def rounded(
     high: float,
     factor: float,
     offset: int,
-    instruction_set: str | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """`round_codes` by the kernel; None if it does not take the operands.
-
-    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
-    """
+    """`round_codes` by the kernel; None if it does not take the operands."""
     check_fit(low, high, factor, offset)
     codes, is_nan = torch.empty_like(input, dtype=torch.uint8), torch.zeros((), dtype=torch.bool, device="cpu")
     numbers = _ROUND_CODES, offset, 0
-    done = _call((input, divisor, None, codes, None, is_nan), numbers, (low, high, factor), instruction_set)
+    done = _call((input, divisor, None, codes, None, is_nan), numbers, (low, high, factor))
     return (codes, is_nan) if done else None
 
 
@@ -207,16 +176,15 @@ def stepped_back(
     strict: bool,
     factor: float,
     least: float,
-    instruction_set: str | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """`step_backward` by the kernel; None and ``instruction_set`` as in `rounded`."""
+    """`step_backward` by the kernel; None if it does not take the operands."""
     if (grad.shape, grad.dtype, grad.device) != (input.shape, input.dtype, input.device) or not _is_plain(input):
         return None
     if grad.stride() != input.stride():  # as a weight that is contiguous, and its gradient that is channels_last
         grad = torch.empty_like(input).copy_(grad)
     grad_input, terms = torch.empty_like(input), torch.empty_like(input)
     numbers, divisor = (_STEP_BACKWARD, 0, int(strict)), step.clamp(min=least)
-    done = _call((input, divisor, grad, grad_input, terms, None), numbers, (low, high, 1.0), instruction_set)
+    done = _call((input, divisor, grad, grad_input, terms, None), numbers, (low, high, 1.0))
     return (grad_input, terms.sum_to_size(step.shape) * factor) if done else None
 
 
@@ -224,7 +192,6 @@ def _call(
     operands: tuple[Tensor | None, ...],
     numbers: tuple[int, int, int],
     ends: tuple[float, float, float],
-    instruction_set: str | None,
 ) -> bool:
     module, (input, divisor, *_) = kernels(), operands
     if module is None or input is None or divisor is None or not input.numel() or not _is_plain(input):
@@ -234,10 +201,9 @@ def _call(
         return False
     if rows != 1 and divisor.shape != by_row:
         return False
-    used = number_of(instruction_set)
     given = input, divisor.contiguous(), *operands[2:]
     addresses = (0 if operand is None else operand.data_ptr() for operand in given)
-    module.levels(*addresses, rows, input.numel() // rows, *numbers, used, _GRAIN, *ends)
+    module.levels(*addresses, rows, input.numel() // rows, *numbers, best(), GRAIN, *ends)
     return True
 
 
@@ -245,25 +211,12 @@ def _is_plain(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.is_cpu and without_gaps(x)
 
 
-def _round_codes(
-    input: Tensor, divisor: Tensor, low: float, high: float, factor: float, offset: int
-) -> tuple[Tensor, Tensor]:
-    input = input.to(torch.promote_types(input.dtype, torch.float32))
-    found = rounded(input, divisor, low, high, factor, offset)
-    return round_codes(input, divisor, low, high, factor, offset) if found is None else found
-
-
-def _step_backward(*given: Any) -> tuple[Tensor, Tensor]:
-    found = stepped_back(*given)
-    return step_backward(*given) if found is None else found
+def _wide_rounded(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
+    return rounded(input.to(torch.promote_types(input.dtype, torch.float32)), *others)
 
 
 for _definition, _kernel in (
-    *((round_codes, _round_codes), (step_backward, _step_backward)),
+    *((round_codes, _wide_rounded), (step_backward, stepped_back)),
     *((round_values, None), (round_range, None)),
 ):
-    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
-    if _kernel is not None:
-        LIBRARY.impl(_definition.__name__, _kernel, "CPU")
-    LIBRARY.impl(_definition.__name__, by_triton(f"level_rounding.{_definition.__name__}", _definition), "CUDA")
-    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
+    register(_definition, _kernel, "level_rounding")

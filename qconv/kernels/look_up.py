@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import native
-from .native import INSTRUCTION_SETS, number_of
+from .native import INSTRUCTION_SETS, best
 from .sizes import Sizes
 
 
@@ -53,17 +53,15 @@ def input_pays(sizes: Sizes) -> bool:
 
 def is_fast() -> bool:
     """Whether this machine has a kernel."""
-    return native.kernels() is not None and INSTRUCTION_SETS[number_of(None)] != "portable"
+    return native.kernels() is not None and INSTRUCTION_SETS[best()] != "portable"
 
 
-def _kernel(numbers: Tensor, pays: bool, instruction_set: str | None) -> tuple[Any, int] | None:
+def _kernel(numbers: Tensor, pays: bool) -> tuple[Any, int] | None:
     """Return the compiled module and the number of the instruction set; None where the definition has to run."""
     module = native.kernels()
-    if module is None or numbers.dtype not in (torch.float32, torch.bfloat16):
+    if module is None or not pays or numbers.dtype not in (torch.float32, torch.bfloat16):
         return None
-    if instruction_set is None and not pays:
-        return None
-    used = number_of(instruction_set)
+    used = best()
     return None if INSTRUCTION_SETS[used] == "portable" else (module, used)
 
 
@@ -77,13 +75,13 @@ def look_up_conv2d(
     weight: Tensor,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
-    instruction_set: str | None = None,
+    always: bool = False,
 ) -> Tensor | None:
     """`qconv.kernels.sign_conv.sign_conv2d` by the kernel; None if there is none, or the definition is faster.
 
-    ``instruction_set`` is one of `native.instruction_sets`, which is then used even where it is slower.
+    With ``always`` the kernel is used even where it is slower.
     """
-    found = _kernel(input, weight_pays(sizes), instruction_set)
+    found = _kernel(input, always or weight_pays(sizes))
     if found is None:
         return None
     module, used = found
@@ -103,10 +101,10 @@ def look_up_grad_input(
     weight: Tensor,
     scale: Tensor | None = None,
     passes: Tensor | None = None,
-    instruction_set: str | None = None,
+    always: bool = False,
 ) -> Tensor | None:
-    """`sign_grad_input` by the kernel; None and ``instruction_set`` as in `look_up_conv2d`."""
-    found = _kernel(grad_output, weight_pays(sizes), instruction_set)
+    """`sign_grad_input` by the kernel; None and ``always`` as in `look_up_conv2d`."""
+    found = _kernel(grad_output, always or weight_pays(sizes))
     if found is None:
         return None
     module, used = found
@@ -120,11 +118,9 @@ def look_up_grad_input(
     return output
 
 
-def look_up_grad_weight(
-    grad_output: Tensor, sizes: Sizes, input: Tensor, instruction_set: str | None = None
-) -> Tensor | None:
-    """`sign_grad_weight` by the kernel; None and ``instruction_set`` as in `look_up_conv2d`."""
-    found = _kernel(grad_output, input_pays(sizes), instruction_set)
+def look_up_grad_weight(grad_output: Tensor, sizes: Sizes, input: Tensor, always: bool = False) -> Tensor | None:
+    """`sign_grad_weight` by the kernel; None and ``always`` as in `look_up_conv2d`."""
+    found = _kernel(grad_output, always or input_pays(sizes))
     if found is None:
         return None
     module, used = found

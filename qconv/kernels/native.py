@@ -30,6 +30,7 @@ except ImportError:
     _binary = None
 
 BLOCK = 8
+GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
 _DTYPES = torch.int64, torch.int32, torch.float32, torch.float32  # weight, sums, scale, bias
 _SERIAL = 1 << 20  # multiplications below which a second thread costs more than it gains
@@ -54,12 +55,15 @@ def instruction_sets() -> tuple[str, ...]:
 
 def number_of(instruction_set: str | None) -> int:
     """Return the kernels' number for an instruction set; for None, of the best one that torch uses here."""
-    return _best() if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    return best() if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
 
 
 @cache
-def _best() -> int:
-    """Return the best instruction set; ATEN_CPU_CAPABILITY (default, avx2, avx512) limits torch and qconv."""
+def best() -> int:
+    """Return the number of the best instruction set, which the kernels use.
+
+    ATEN_CPU_CAPABILITY (default, avx2, avx512) limits torch and qconv.
+    """
     asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
     allowed = instruction_sets()
     if asked in ("default", "avx2"):
@@ -122,12 +126,8 @@ def binary_conv2d(
     channels: tuple[int, int],
     window: Window,
     scaled: Scaled = None,
-    instruction_set: str | None = None,
 ) -> Tensor | None:
-    """`qconv.kernels.operators.binary_conv2d` by the kernel; None if there is none, or it does not support the shape.
-
-    ``instruction_set`` is one of `instruction_sets`, the best one when None.
-    """
+    """`operators.binary_conv2d` by the kernel; None if there is none, or it does not support the shape."""
     module = kernels()
     # A mask of 64 bits holds the taps of a line.
     if module is None or max(weight.shape[2:4]) > 64 or input.dtype not in (torch.float32, torch.int64):
@@ -137,8 +137,7 @@ def binary_conv2d(
     last = is_float and not is_plain and input.is_contiguous(memory_format=torch.channels_last)
     if not is_plain and not last:
         input = input.contiguous()
-    used = number_of(instruction_set)
-    plan = _plan(input.shape, weight.shape, window, channels, scaled is not None, is_float, last, used)
+    plan = _plan(input.shape, weight.shape, window, channels, scaled is not None, is_float, last, best())
     dtype = torch.int32 if scaled is None else torch.float32
     output = torch.empty(plan.shape, dtype=dtype, device="cpu", memory_format=torch.channels_last)
     if not output.numel():

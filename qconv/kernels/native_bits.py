@@ -1,7 +1,6 @@
 """The operators of `qconv.kernels.bits` in C, called on the memory of tensors.
 
-Each function takes the arguments of its operator, and ``instruction_set``, one of `native.instruction_sets`, the best
-one when None. It returns None where the definition has to do it: if there is no compiled module, for other dtypes than
+Each function returns None where the definition has to do it: if there is no compiled module, for other dtypes than
 float32, bfloat16 and, of codes and unpacked signs, int8 and uint8, and for empty tensors and unusual arguments. The
 results are the definition's; a NaN keeps its bits.
 """
@@ -13,57 +12,52 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .native import kernels, number_of
+from .native import GRAIN, best, kernels
 
 _PACK_SIGNS, _PACK_PASSES, _PACK_BOTH, _CLAMP, _UNPACK_SIGNS, _WHERE, _PACK_CODES, _UNPACK_CODES = range(8)
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1}
 _TYPES = _FLOATS | {torch.int8: 2, torch.uint8: 2}
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_GRAIN = 1 << 15  # floats below which a second thread costs more than it gains
 _WORD = 64
 
 
-def pack_signs(input: Tensor, groups: int = 1, instruction_set: str | None = None) -> Tensor | None:
+def pack_signs(input: Tensor, groups: int = 1) -> Tensor | None:
     """`bits.pack_signs`."""
     signs = _words(input, groups)
     if signs is not None:
-        _call(_PACK_SIGNS, input, None, (signs, None, None), groups, instruction_set=instruction_set)
+        _call(_PACK_SIGNS, input, None, (signs, None, None), groups)
     return signs
 
 
-def pack_passes(
-    input: Tensor, low: float | None, high: float | None, groups: int = 1, instruction_set: str | None = None
-) -> tuple[Tensor, Tensor] | None:
+def pack_passes(input: Tensor, low: float | None, high: float | None, groups: int = 1) -> tuple[Tensor, Tensor] | None:
     """`bits.pack_passes`."""
     passes, bounds = _words(input, groups), rounded_ends(low, high, input.dtype)
     if passes is None or bounds is None:
         return None
     stops = torch.zeros((), dtype=torch.bool, device="cpu")
-    _call(_PACK_PASSES, input, None, (None, passes, stops), groups, bounds=bounds, instruction_set=instruction_set)
+    _call(_PACK_PASSES, input, None, (None, passes, stops), groups, bounds=bounds)
     return passes, stops
 
 
 def pack_signs_and_passes(
-    input: Tensor, low: float | None, high: float | None, groups: int = 1, instruction_set: str | None = None
+    input: Tensor, low: float | None, high: float | None, groups: int = 1
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """`bits.pack_signs_and_passes`."""
     signs, bounds = _words(input, groups), rounded_ends(low, high, input.dtype)
     if signs is None or bounds is None:
         return None
     passes, stops = torch.empty_like(signs), torch.zeros((), dtype=torch.bool, device="cpu")
-    _call(_PACK_BOTH, input, None, (signs, passes, stops), groups, bounds=bounds, instruction_set=instruction_set)
+    _call(_PACK_BOTH, input, None, (signs, passes, stops), groups, bounds=bounds)
     return signs, passes, stops
 
 
-def clamp_and_pack(
-    input: Tensor, low: float | None, high: float | None, instruction_set: str | None = None
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def clamp_and_pack(input: Tensor, low: float | None, high: float | None) -> tuple[Tensor, Tensor, Tensor] | None:
     """`bits.clamp_and_pack`."""
     passes, bounds = _words(input, 1), rounded_ends(low, high, input.dtype)
     if passes is None or bounds is None or channels_last(input) is None:
         return None
     clamped, stops = torch.empty_like(input), torch.zeros((), dtype=torch.bool, device="cpu")
-    _call(_CLAMP, input, clamped, (None, passes, stops), bounds=bounds, instruction_set=instruction_set)
+    _call(_CLAMP, input, clamped, (None, passes, stops), bounds=bounds)
     return clamped, passes, stops
 
 
@@ -73,35 +67,34 @@ def unpack_signs(
     groups: int = 1,
     dtype: torch.dtype = torch.int8,
     channels_last: bool = True,
-    instruction_set: str | None = None,
 ) -> Tensor | None:
     """`bits.unpack_signs`."""
     fits = groups > 0 and channels % groups == 0 and bits.shape[-1] == groups * -(-channels // groups // _WORD)
     if kernels() is None or not fits or not _is_packed(bits, torch.int64) or dtype not in _TYPES or channels < 1:
         return None
     output = _empty(bits, channels, dtype, channels_last)
-    _call(_UNPACK_SIGNS, None, output, (bits, None, None), groups, instruction_set=instruction_set)
+    _call(_UNPACK_SIGNS, None, output, (bits, None, None), groups)
     return output
 
 
-def where_passes(grad: Tensor, passes: Tensor, groups: int = 1, instruction_set: str | None = None) -> Tensor | None:
+def where_passes(grad: Tensor, passes: Tensor, groups: int = 1) -> Tensor | None:
     """`bits.where_passes`."""
     wanted = _words_shape(grad, groups)
     if channels_last(grad) is None or passes.shape != wanted or not _is_packed(passes, torch.int64):
         return None
     output = torch.empty_like(grad)
-    _call(_WHERE, grad, output, (None, passes, None), groups, instruction_set=instruction_set)
+    _call(_WHERE, grad, output, (None, passes, None), groups)
     return output
 
 
-def pack_codes(codes: Tensor, bits: int, instruction_set: str | None = None) -> Tensor | None:
+def pack_codes(codes: Tensor, bits: int) -> Tensor | None:
     """`bits.pack_codes`."""
     if kernels() is None or bits not in (1, 2, 4, 8) or codes.dtype not in _TYPES or not _is_full(codes):
         return None
     packed = torch.empty(
         (len(codes), *codes.shape[2:], -(-codes.shape[1] * bits // 8)), dtype=torch.uint8, device="cpu"
     )
-    _call(_PACK_CODES, codes, None, (packed, None, None), bits=bits, instruction_set=instruction_set)
+    _call(_PACK_CODES, codes, None, (packed, None, None), bits=bits)
     return packed
 
 
@@ -111,14 +104,13 @@ def unpack_codes(
     bits: int,
     dtype: torch.dtype = torch.uint8,
     channels_last: bool = True,
-    instruction_set: str | None = None,
 ) -> Tensor | None:
     """`bits.unpack_codes`."""
     fits = bits in (1, 2, 4, 8) and packed.shape[-1] == -(-channels * bits // 8)
     if kernels() is None or not fits or not _is_packed(packed, torch.uint8) or dtype not in _TYPES:
         return None
     output = _empty(packed, channels, dtype, channels_last)
-    _call(_UNPACK_CODES, None, output, (packed, None, None), bits=bits, instruction_set=instruction_set)
+    _call(_UNPACK_CODES, None, output, (packed, None, None), bits=bits)
     return output
 
 
@@ -195,7 +187,6 @@ def _call(
     groups: int = 1,
     bits: int = 1,
     bounds: tuple[float, float] = (math.nan, math.nan),
-    instruction_set: str | None = None,
 ) -> None:
     module = kernels()
     shaped = output if input is None else input
@@ -205,11 +196,10 @@ def _call(
     if last is None:
         shaped = input = shaped.contiguous()
         last = False
-    used = number_of(instruction_set)
     batch, channels = shaped.shape[:2]
     module.pass_over(
         *(0 if tensor is None else tensor.data_ptr() for tensor in (input, output, *packed)),
         *(operation, _TYPES[shaped.dtype], batch, channels // groups, groups, math.prod(shaped.shape[2:])),
-        *(bits, int(last), used, _GRAIN),
+        *(bits, int(last), best(), GRAIN),
         *bounds,
     )

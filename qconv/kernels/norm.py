@@ -16,12 +16,10 @@ import math
 import torch
 from torch import Tensor
 
-from .gpu import by_triton
-from .library import LIBRARY
-from .native import kernels, number_of
+from .library import LIBRARY, register
+from .native import GRAIN, best, kernels
 from .native_bits import channels_last
 
-_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 LIBRARY.define(
     "norm_backward_(Tensor grad, Tensor(a!) input, Tensor? weight, Tensor mean, Tensor invstd) -> (Tensor, Tensor)"
 )
@@ -45,12 +43,8 @@ def by_kernel(
     weight: Tensor | None,
     mean: Tensor,
     invstd: Tensor,
-    instruction_set: str | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """As `norm_backward_`; None if the kernel does not take the operands.
-
-    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
-    """
+    """As `norm_backward_`; None if the kernel does not take the operands."""
     module, channels = kernels(), input.shape[1]
     of_channels = [x for x in (weight, mean, invstd) if x is not None]
     if module is None or grad.shape != input.shape or not input.numel() or not channels_last(input):
@@ -61,21 +55,10 @@ def by_kernel(
         return None
     parameters = [None if x is None else x.contiguous() for x in (weight, mean, invstd)]
     grad_weight, grad_bias = input.new_empty(channels), input.new_empty(channels)
-    used = number_of(instruction_set)
     tensors = grad, input, *parameters, input, grad_weight, grad_bias
     addresses = (0 if x is None else x.data_ptr() for x in tensors)
-    module.norm_backward(*addresses, math.prod(input.shape) // channels, channels, used, _GRAIN)
+    module.norm_backward(*addresses, math.prod(input.shape) // channels, channels, best(), GRAIN)
     return grad_weight, grad_bias
 
 
-def _norm_backward_(
-    grad: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
-) -> tuple[Tensor, Tensor]:
-    grads = by_kernel(grad, input, weight, mean, invstd)
-    return norm_backward_(grad, input, weight, mean, invstd) if grads is None else grads
-
-
-LIBRARY.impl("norm_backward_", norm_backward_, "CompositeExplicitAutograd")
-LIBRARY.impl("norm_backward_", _norm_backward_, "CPU")
-LIBRARY.impl("norm_backward_", by_triton("passes.norm_backward_", norm_backward_), "CUDA")
-torch.library.register_fake("qconv::norm_backward_", norm_backward_, lib=LIBRARY)
+register(norm_backward_, by_kernel, "passes")

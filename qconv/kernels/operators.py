@@ -15,7 +15,7 @@ The operators' schemas spell a `Window` out; the padding of signs is filled with
 Definitions add up in float32 if every sum is below 2^24 and thus exact, else in several such sums or in float64.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,8 +25,7 @@ from torch import Tensor
 from . import native, native_weight, onednn
 from .bits import WORD, pack_signs, unpack_signs
 from .exact_sums import sums_of_products
-from .gpu import by_triton
-from .library import LIBRARY, Scaled
+from .library import LIBRARY, Scaled, register
 from .native import BLOCK
 from .window import Window
 
@@ -191,38 +190,7 @@ def _shift_operands(input: Tensor, weights: Sequence[Tensor], places: Sequence[i
     return input, weights, places, Window.of(*geometry)
 
 
-def operator(
-    operands: Callable[..., tuple[Any, ...]],
-    definition: Callable[..., Tensor],
-    kernel: Callable[..., Tensor | None] | None = None,
-) -> Callable[..., Tensor]:
-    """An operator over a schema's flat arguments: the kernel, or the definition where the kernel does not apply."""
-
-    def run(*arguments: Any) -> Tensor:
-        given = operands(*arguments)
-        output = None if kernel is None else kernel(*given)
-        return definition(*given) if output is None else output
-
-    return run
-
-
-def _pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
-    packed = native_weight.pack_weight(signs, groups)
-    return pack_weight(signs, groups) if packed is None else packed
-
-
-LIBRARY.impl("pack_weight", pack_weight, "CompositeExplicitAutograd")
-LIBRARY.impl("pack_weight", _pack_weight, "CPU")
-LIBRARY.impl("pack_weight", by_triton("convolution.pack_weight", pack_weight), "CUDA")
-_on_gpu = operator(_binary_operands, by_triton("convolution.binary_conv2d", binary_conv2d))
-LIBRARY.impl("binary_conv2d", _on_gpu, "CUDA")
-torch.library.register_fake("qconv::pack_weight", pack_weight, lib=LIBRARY)
-for _name, _operands, _definition, _shape, _kernel in (
-    ("binary_conv2d", _binary_operands, binary_conv2d, binary_conv2d, native.binary_conv2d),
-    ("integer_conv2d", _integer_operands, integer_conv2d, integer_conv2d, onednn.integer_conv2d),
-    ("shift_conv2d", _shift_operands, shift_conv2d, _shift_shape, None),
-):
-    LIBRARY.impl(_name, operator(_operands, _definition), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"qconv::{_name}", operator(_operands, _shape), lib=LIBRARY)
-    if _kernel is not None:
-        LIBRARY.impl(_name, operator(_operands, _definition, _kernel), "CPU")
+register(pack_weight, native_weight.pack_weight, "convolution")
+register(binary_conv2d, native.binary_conv2d, "convolution", _binary_operands)
+register(integer_conv2d, onednn.integer_conv2d, operands=_integer_operands)
+register(shift_conv2d, operands=_shift_operands, shape=_shift_shape)

@@ -9,8 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from .gpu import by_triton
-from .library import LIBRARY
+from .library import LIBRARY, register
 
 BELOW_ROOT_HALF = {
     torch.float32: math.floor(math.sqrt(0.5) * 2**24) / 2**24,
@@ -37,11 +36,7 @@ def sign(input: Tensor) -> Tensor:
 def pass_between(grad: Tensor, input: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return ``grad · 1[low <= input <= high]``, compared in at least float32.
 
-    Args:
-        grad: of the shape of ``input``.
-        input: numbers of any shape.
-        low: one number, or one for each channel or filter, which broadcasts against ``input``.
-        high: of the shape of ``low``.
+    ``low`` and ``high`` are one number, or one for each channel or filter; they broadcast against ``input``.
 
     Example:
         >>> pass_between(torch.ones(3), torch.tensor([-1.0, 0.5, 2.0]), torch.tensor(0.0), torch.tensor(2.0))
@@ -77,6 +72,4 @@ def round_log2(x: Tensor, low: int, high: int) -> Tensor:
 
 
 for _definition in (sign, pass_between, round_power_of_two):
-    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
-    LIBRARY.impl(_definition.__name__, by_triton(f"pointwise.{_definition.__name__}", _definition), "CUDA")
-    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
+    register(_definition, triton="pointwise")

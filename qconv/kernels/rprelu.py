@@ -12,12 +12,11 @@ import math
 import torch
 from torch import Tensor
 
-from .gpu import by_triton, has_kernels
-from .library import LIBRARY
-from .native import kernels, number_of
+from .gpu import has_kernels
+from .library import LIBRARY, register
+from .native import GRAIN, best, kernels
 from .native_bits import channels_last
 
-_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 LIBRARY.define("rprelu(Tensor input, Tensor before, Tensor slope, Tensor after) -> Tensor")
 LIBRARY.define(
     "rprelu_backward(Tensor grad, Tensor input, Tensor before, Tensor slope) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -51,28 +50,21 @@ def has_kernel(input: Tensor) -> bool:
     return input.is_cpu and input.dtype == torch.float32
 
 
-def forward_by_kernel(
-    input: Tensor, before: Tensor, slope: Tensor, after: Tensor, instruction_set: str | None = None
-) -> Tensor | None:
-    """`rprelu`; None if the kernel does not take the operands.
-
-    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
-    """
+def forward_by_kernel(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tensor | None:
+    """`rprelu`; None if the kernel does not take the operands."""
     if not _takes((input,), (before, slope, after)):
         return None
     output = torch.empty_like(input)
-    _call((None, input, before, slope, after, output, None, None, None), input.shape, instruction_set)
+    _call((None, input, before, slope, after, output, None, None, None), input.shape)
     return output
 
 
-def backward_by_kernel(
-    grad: Tensor, input: Tensor, before: Tensor, slope: Tensor, instruction_set: str | None = None
-) -> tuple[Tensor, ...] | None:
+def backward_by_kernel(grad: Tensor, input: Tensor, before: Tensor, slope: Tensor) -> tuple[Tensor, ...] | None:
     """`rprelu_backward`; None if the kernel does not take the operands."""
     if grad.shape != input.shape or not _takes((input, grad), (before, slope)):
         return None
     outputs = torch.empty_like(input), *(torch.empty_like(before) for _ in range(3))
-    _call((grad, input, before, slope, None, *outputs), input.shape, instruction_set)
+    _call((grad, input, before, slope, None, *outputs), input.shape)
     return outputs
 
 
@@ -84,27 +76,13 @@ def _takes(values: tuple[Tensor, ...], of_channels: tuple[Tensor, ...]) -> bool:
     return all(x.shape == values[0].shape[1:2] and x.is_contiguous() for x in of_channels)
 
 
-def _call(tensors: tuple[Tensor | None, ...], shape: torch.Size, instruction_set: str | None) -> None:
+def _call(tensors: tuple[Tensor | None, ...], shape: torch.Size) -> None:
     module = kernels()
     if module is None:
         raise ValueError("RPReLU in C needs the compiled module")
-    used = number_of(instruction_set)
     addresses = (0 if x is None else x.data_ptr() for x in tensors)
-    module.rprelu(*addresses, math.prod(shape) // shape[1], shape[1], used, _GRAIN)
+    module.rprelu(*addresses, math.prod(shape) // shape[1], shape[1], best(), GRAIN)
 
 
-def _rprelu(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tensor:
-    output = forward_by_kernel(input, before, slope, after)
-    return rprelu(input, before, slope, after) if output is None else output
-
-
-def _rprelu_backward(grad: Tensor, input: Tensor, before: Tensor, slope: Tensor) -> tuple[Tensor, ...]:
-    grads = backward_by_kernel(grad, input, before, slope)
-    return rprelu_backward(grad, input, before, slope) if grads is None else grads
-
-
-for _definition, _kernel in ((rprelu, _rprelu), (rprelu_backward, _rprelu_backward)):
-    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
-    LIBRARY.impl(_definition.__name__, _kernel, "CPU")
-    LIBRARY.impl(_definition.__name__, by_triton(f"rprelu.{_definition.__name__}", _definition), "CUDA")
-    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
+register(rprelu, forward_by_kernel, "rprelu")
+register(rprelu_backward, backward_by_kernel, "rprelu")

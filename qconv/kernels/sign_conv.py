@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .library import LIBRARY
+from .library import LIBRARY, register
 from .look_up import look_up_conv2d
-from .operators import operator, pack_weight as pack_weight, unpack_weight
+from .operators import pack_weight as pack_weight, unpack_weight
 from .sizes import Sizes, must_be
 from .window import Window
 
@@ -85,6 +85,4 @@ def _shape(input: Tensor, sizes: Sizes, *_: Any) -> Tensor:
     return torch.empty(sizes.output, dtype=input.dtype, device=input.device, memory_format=torch.channels_last)
 
 
-LIBRARY.impl("sign_conv2d", operator(_operands, sign_conv2d), "CompositeExplicitAutograd")
-torch.library.register_fake("qconv::sign_conv2d", operator(_operands, _shape), lib=LIBRARY)
-LIBRARY.impl("sign_conv2d", operator(_operands, sign_conv2d, look_up_conv2d), "CPU")
+register(sign_conv2d, look_up_conv2d, operands=_operands, shape=_shape)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .library import LIBRARY
+from .library import LIBRARY, register
 from .look_up import look_up_grad_input, look_up_grad_weight
 from .onednn import overruns
-from .operators import operator, pack_weight as pack_weight, unpack_weight
+from .operators import pack_weight as pack_weight, unpack_weight
 from .sizes import Sizes, must_be
 from .window import Window
 
@@ -157,10 +157,5 @@ def _shape_of_weight(grad_output: Tensor, sizes: Sizes, *_: Any) -> Tensor:
     return grad_output.new_empty(sizes.weight)
 
 
-for _name, _operands, _definition, _shape, _kernels in (
-    ("sign_grad_input", _of_input, sign_grad_input, _shape_of_input, look_up_grad_input),
-    ("sign_grad_weight", _of_weight, sign_grad_weight, _shape_of_weight, look_up_grad_weight),
-):
-    LIBRARY.impl(_name, operator(_operands, _definition), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"qconv::{_name}", operator(_operands, _shape), lib=LIBRARY)
-    LIBRARY.impl(_name, operator(_operands, _definition, _kernels), "CPU")
+register(sign_grad_input, look_up_grad_input, operands=_of_input, shape=_shape_of_input)
+register(sign_grad_weight, look_up_grad_weight, operands=_of_weight, shape=_shape_of_weight)

@@ -11,20 +11,15 @@ from torch import Tensor
 
 from .gpu import by_triton
 from .library import LIBRARY
-from .native import kernels, number_of
+from .native import GRAIN, best, kernels
 from .native_bits import without_gaps
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
-_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
 LIBRARY.define("approx_sign_backward_(Tensor(a!) grad, Tensor input) -> ()")
 
 
 def approx_sign_backward_(grad: Tensor, input: Tensor) -> None:
-    """Multiply ``grad`` by ``max(2 − 2|input|, 0)``, which is NaN where ``input`` is.
-
-    Args:
-        grad: overwritten.
-        input: of the shape and dtype of ``grad``.
+    """Multiply ``grad``, in place, by ``max(2 − 2|input|, 0)``, which is NaN where ``input`` is.
 
     Raises:
         ValueError: another shape or dtype.
@@ -42,11 +37,8 @@ def approx_sign_backward_(grad: Tensor, input: Tensor) -> None:
     grad.mul_((2 - 2 * input.abs()).clamp_(min=0))
 
 
-def by_kernel(grad: Tensor, input: Tensor, output: Tensor, instruction_set: str | None = None) -> bool:
-    """Write the product to ``output``, which may be ``grad``; return False if the kernel can't take the operands.
-
-    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
-    """
+def by_kernel(grad: Tensor, input: Tensor, output: Tensor) -> bool:
+    """Write the product to ``output``, which may be ``grad``; return False if the kernel can't take the operands."""
     module = kernels()
     if module is None or not input.numel() or input.dtype not in _TYPES or not without_gaps(input):
         return False
@@ -55,9 +47,8 @@ def by_kernel(grad: Tensor, input: Tensor, output: Tensor, instruction_set: str 
         for x in (grad, output)
     ):
         return False
-    used = number_of(instruction_set)
     addresses = (x.data_ptr() for x in (grad, input, output))
-    module.approx_sign_backward(*addresses, input.numel(), _TYPES[input.dtype], used, _GRAIN)
+    module.approx_sign_backward(*addresses, input.numel(), _TYPES[input.dtype], best(), GRAIN)
     return True
 
 

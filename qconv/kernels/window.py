@@ -63,15 +63,9 @@ class Window(NamedTuple):
         return F.pad(input, self.padding, value=self.padding_value + zero) if any(self.padding) else input
 
     def pad_but_zeros(self, input: Tensor, zero: int = 0, pads: bool = True) -> tuple[Tensor, tuple[int, int]]:
-        """Return the input and the padding for a convolution that pads with zeros, equally on opposite sides.
+        """Return the input, and the rows and columns with which a convolution still has to pad it on both sides.
 
-        Args:
-            input: codes.
-            zero: the code of 0.
-            pads: whether the convolution may pad at all.
-
-        Returns:
-            The input, padded here if the convolution can't, and the rows and columns that it still has to pad.
+        It is padded here, around ``zero``, the code of 0, if the convolution can't, or may not (``pads``).
         """
         if self.padding_value or not self.is_symmetric or not pads:
             return self.pad(input, zero), (0, 0)

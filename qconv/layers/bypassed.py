@@ -71,10 +71,7 @@ class Watch(TorchDispatchMode):
 def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
     """Run `Watch` in one forward in evaluation, without gradients; modes and random state are restored.
 
-    Args:
-        model: any module.
-        layers: layers of the model.
-        example: its input, a tuple of inputs, or a mapping by name.
+    ``example`` is the model's input, a tuple of inputs, or a mapping by name.
 
     Raises:
         TypeError: the model can't take ``example``, which is neither a tensor, nor a tuple, nor a dictionary.

@@ -15,10 +15,7 @@ from .sign_note import KEY, difference
 def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> list[str]:
     """Rename the tensors of the authors' layer to the names used here; return why they can't be loaded, if so.
 
-    Args:
-        layer: the layer that loads them.
-        state_dict: the tensors by name, which is changed.
-        prefix: the name of the layer with a point after it, or nothing.
+    ``prefix`` is the name of the layer with a point after it, or nothing.
     """
     wrong = []
     for place, quantizer in quantizers_of(layer).items():

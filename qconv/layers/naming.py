@@ -17,9 +17,7 @@ def quantizers_of(layer: nn.Module) -> dict[str, Quantizer]:
 def name_of(layer: nn.Module, name: str = "") -> str:
     """The layer for a message: ``layer 'conv1' (QConv2d, bnn())``; its ``repr`` where it has no name.
 
-    Args:
-        layer: quantized or float.
-        name: where it stands in the model at hand; by default where `qconv.convert` found it.
+    ``name`` is where it stands in the model at hand; by default where `qconv.convert` found it.
     """
     name = name or layer.__dict__.get("name_in_model", "")
     if not name:

@@ -25,13 +25,7 @@ def note_of(choice: str, kinds: Collection[str]) -> Tensor:
 
 
 def difference(own: Tensor, stored: object, where: str) -> str:
-    """Return an error message if ``stored``, a note in a state dict, names other activations than ``own``; else "".
-
-    Args:
-        own: the note of the model.
-        stored: the note in the checkpoint.
-        where: the name of the layer.
-    """
+    """Return an error message if ``stored``, a note in a state dict, names other activations than ``own``; else ""."""
     if not isinstance(stored, Tensor) or stored.shape != own.shape:
         return f"{where}: before_sign in the checkpoint must be two numbers"
     if stored.is_meta:

@@ -1,6 +1,5 @@
 """AdaBin: adaptive binary sets, with a centre and a distance (Tu et al., arXiv:2208.08084)."""
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
@@ -8,11 +7,10 @@ from typing import Literal
 from torch import Tensor
 
 from ..ground.checks import check_choice
-from ..quantizers.base import Bounds, Codes
+from ..quantizers.base import Codes
 from ..quantizers.filters import standardize, standardize_backward
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, learned, scalars, wide
-from ..quantizers.part import POSITIVE, Rule
+from ..quantizers.numbers import learned, scalars, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import EDE, ApproxSign, Make, Surrogate, chosen
 from ..scheme import Scheme, named
@@ -87,6 +85,7 @@ class AdaBinInput(Binary):
     """
 
     roles = ("input",)
+    learned_scales = ("alpha",)
 
     def __init__(
         self, offset: Literal["paper", "code"] = "paper", surrogate: Callable[[], Surrogate] = ApproxSign
@@ -109,8 +108,7 @@ class AdaBinInput(Binary):
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         alpha, beta, *_ = tensors
-        offset = beta if self.offset == "paper" else beta * alpha
-        return Codes(sign((wide(x) - beta) / alpha), alpha, offset=offset)
+        return Codes(sign((wide(x) - beta) / alpha), alpha, offset=self.levels(*tensors).offset)
 
     def levels(self, *tensors: Tensor) -> Levels:
         alpha, beta, *_ = tensors
@@ -129,20 +127,10 @@ class AdaBinInput(Binary):
         grads = grad_x.to(x.dtype), grad_alpha.to(alpha.dtype), grad_beta.to(beta.dtype)
         return *grads, *(None for _ in schedule)
 
-    @property
-    def bounds(self) -> Bounds:
-        return {"alpha": (SMALLEST, math.inf)}
-
     def of_authors(self) -> tuple[Mapping[str, str], str]:
         names = {"binary_a.alpha_a": "alpha", "binary_a.beta_a": "beta"}
         differs = "computes alpha · (sign(z) + beta): load them with adabin(offset='code')"
         return names, "" if self.offset == "code" else differs
-
-    def rules(self) -> dict[str, Rule]:
-        return {"alpha": POSITIVE}
-
-    def extra_repr(self) -> str:
-        return f"offset={self.offset!r}"
 
 
 @named

@@ -1,6 +1,5 @@
 """APoT: levels that are sums of powers of two, on a learned range (Li, Dong and Wang, arXiv:1909.13144)."""
 
-import math
 from functools import partial
 from itertools import pairwise, product
 from typing import Literal
@@ -9,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_choice
-from ..quantizers.base import Bounds, Quantizer, Whole
+from ..quantizers.base import Quantizer, Whole
 from ..quantizers.identity import Identity
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, learned, positive, scalars, set_parameter, wide
-from ..quantizers.part import POSITIVE, Rule
+from ..quantizers.numbers import learned, positive, scalars, set_parameter, wide
 from ..scheme import Scheme, named
 
 Variant = Literal["cifar", "imagenet"]
@@ -61,15 +59,11 @@ def project(x: Tensor, grid: tuple[int, ...]) -> Tensor:
     return torch.where(x.isnan(), x, nearest * x.sign())
 
 
-def _check_variant(variant: str) -> None:
-    check_choice("variant", variant, "cifar", "imagenet")
-
-
 class _APoT(Quantizer):
     """The shared part of weights and inputs: a learned ``alpha``, to which the largest level of ``grid`` is scaled."""
 
     grid: tuple[int, ...]
-    kept = ("alpha",)
+    kept = learned_scales = ("alpha",)
     code_dtype = torch.int8
     alpha: nn.Parameter
 
@@ -89,13 +83,6 @@ class _APoT(Quantizer):
         """``Σ g · (q − z inside, else q)``, where q is ±1 outside."""
         error = torch.where(inside, values - multiples, values)
         return ((grad * error).sum() / self.grid[-1]).to(alpha.dtype)
-
-    @property
-    def bounds(self) -> Bounds:
-        return {"alpha": (SMALLEST, math.inf)}
-
-    def rules(self) -> dict[str, Rule]:
-        return {"alpha": POSITIVE}
 
 
 class APoTWeight(_APoT):
@@ -139,7 +126,7 @@ class APoTWeight(_APoT):
     def __init__(self, weight_bits: int = 4, variant: Variant = "cifar") -> None:
         super().__init__()
         self.bits = check_bits("weight_bits", weight_bits, 2, 5, "APoT")
-        _check_variant(variant)
+        check_choice("variant", variant, "cifar", "imagenet")
         self.grid = levels(weight_bits - 1)
         self.variant = variant
         self.alpha = learned(3.0)
@@ -163,9 +150,6 @@ class APoTWeight(_APoT):
             slope = (wider * normalized).sum() / max(x.numel() - 1, 1)
             wider = wider - wider.sum() / max(x.numel(), 1) - normalized * slope
         return (wider / std).to(grad.dtype), grad_alpha
-
-    def extra_repr(self) -> str:
-        return f"weight_bits={self.bits}, variant={self.variant!r}"
 
 
 def _normalized(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,7 +197,7 @@ class APoTInput(_APoT, Coded):
     def __init__(self, input_bits: int = 4, variant: Variant = "cifar") -> None:
         super().__init__()
         self.bits = check_bits("input_bits", input_bits, 2, 5, "APoT")
-        _check_variant(variant)
+        check_choice("variant", variant, "cifar", "imagenet")
         self.grid = levels(input_bits)
         self.variant = variant
         start = 8.0 if variant == "cifar" else 6.0
@@ -234,9 +218,6 @@ class APoTInput(_APoT, Coded):
         values = project(multiples, self.grid)
         inside = multiples <= self.grid[-1]
         return (wider * inside).to(grad.dtype), self._grad_alpha(wider, multiples, values, inside, *tensors)
-
-    def extra_repr(self) -> str:
-        return f"input_bits={self.bits}, variant={self.variant!r}"
 
 
 @named

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..ground.checks import check_flags, check_numbers
+from ..ground.checks import check_choice, check_flags, check_numbers
 from ..quantizers.base import Quantizer, Whole
 from ..quantizers.filters import per_filter
 from ..quantizers.levels import Levels
@@ -16,7 +16,7 @@ from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import ApproxSign, Make, Straight, Surrogate, chosen
 from ..scheme import Scheme, named
-from .recu import ReCUInput, ScaleInit, check_scale_init, first_scales
+from .recu import ReCUInput, ScaleInit, first_scales
 
 
 class _Periodic(Quantizer):
@@ -32,7 +32,7 @@ class _Periodic(Quantizer):
         check_numbers(frequency=frequency)
         if not 0 < frequency < math.inf:
             raise ValueError(f"frequency (={frequency}) must be positive and finite")
-        check_scale_init(scale_init)
+        check_choice("scale_init", scale_init, "uniform", "mean")
         self.frequency, self.scale_init = frequency, scale_init
         self.register_parameter("alpha", None)
 
@@ -41,9 +41,6 @@ class _Periodic(Quantizer):
 
     def goes_on_from(self, other: Quantizer) -> bool:
         return isinstance(other, _Periodic)
-
-    def extra_repr(self) -> str:
-        return f"frequency={self.frequency}, scale_init={self.scale_init!r}"
 
 
 class SineWeight(_Periodic):

@@ -52,9 +52,6 @@ class BiRealWeight(Binary):
         grad_x = grad_sign * filter_scale(x) if self.gradient == "paper" else grad_sign
         return grad_x, *(None for _ in tensors)
 
-    def extra_repr(self) -> str:
-        return f"gradient={self.gradient!r}"
-
 
 @named
 def bireal(

@@ -28,17 +28,23 @@ def _stream(rounding: str) -> Stream | None:
     return Stream(sharded=False) if rounding == "stochastic" else None
 
 
-def _power_codes(x_q: Tensor, low: int) -> Codes:
-    # Whole multiples of the smallest power, up to 2^-low. With 7 and 8 bits they exceed int64, so they are float64.
-    values = torch.ldexp(x_q.double(), torch.tensor(-low, device=x_q.device))
-    return Codes(values if low < -62 else values.long(), torch.tensor(2.0**low, dtype=torch.float64, device=x_q.device))
+class _Powers(Quantizer):
+    """The shared part of both forms: signed powers of two, from 2^low to 1, and 0."""
+
+    low: int
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        # Whole multiples of the smallest power, up to 2^-low. With 7 and 8 bits they exceed int64, so they are float64.
+        x_q = self.quantize(x, *tensors).double()
+        values = torch.ldexp(x_q, torch.tensor(-self.low, device=x.device))
+        scale = torch.tensor(2.0**self.low, dtype=torch.float64, device=x.device)
+        return Codes(values if self.low < -62 else values.long(), scale)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(-(2**-self.low), 2**-self.low, torch.tensor(2.0**self.low, dtype=torch.float64))
 
 
-def _power_levels(low: int) -> Levels:
-    return Levels(-(2**-low), 2**-low, torch.tensor(2.0**low, dtype=torch.float64))
-
-
-class ShiftQ(Passing):
+class ShiftQ(_Powers, Passing):
     r"""Weights rounded to signed powers of two, DeepShift-Q.
 
     ``w_q = sign(w) · 2^round(log2 |w|)`` with the exponent in ``[−(2^(b−1) − 1), 0]``: 5 bits allow −15 … 0. A weight
@@ -82,21 +88,12 @@ class ShiftQ(Passing):
         powers = [2.0**exponent for exponent in range(self.low, 1)]
         return Coding(2 * len(powers) + 1, table=(*(-power for power in powers[::-1]), 0.0, *powers))
 
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return _power_codes(self.quantize(x, *tensors), self.low)
-
-    def levels(self, *tensors: Tensor) -> Levels:
-        return _power_levels(self.low)
-
     @property
     def bounds(self) -> Bounds:
         return {MAGNITUDE: (2.0**self.low, 1.0)}
 
-    def extra_repr(self) -> str:
-        return f"weight_bits={self.bits}, rounding={self.rounding!r}"
 
-
-class ShiftPS(Quantizer):
+class ShiftPS(_Powers):
     r"""Weights as a learned shift and a learned sign, DeepShift-PS.
 
     ``w_q = 2^round(shift) · sign(round(s))``, with the shift in ``[−(2^(b−1) − 2), 0]`` (5 bits: −14 … 0; 2 bits:
@@ -175,12 +172,6 @@ class ShiftPS(Quantizer):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return None, grad * self.quantize(x, *tensors) * math.log(2), grad, *(None,) * (len(tensors) - 2)
 
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return _power_codes(self.quantize(x, *tensors), self.low)
-
-    def levels(self, *tensors: Tensor) -> Levels:
-        return _power_levels(self.low)
-
     @property
     def bounds(self) -> Bounds:
         return {"shift": (self.low, 0)}
@@ -191,9 +182,6 @@ class ShiftPS(Quantizer):
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         if self.is_random is not None:
             self.is_random.fill_(float(self.random_until == 1 or not has_begun(self.random_until, progress)))
-
-    def extra_repr(self) -> str:
-        return f"weight_bits={self.bits}, rounding={self.rounding!r}"
 
 
 class FixedPoint(Passing):
@@ -255,10 +243,6 @@ class FixedPoint(Passing):
         scale = 2.0**-self.fraction_bits
         values = (self.quantize(x).double() / scale).long()
         return Codes(values, torch.tensor(scale, dtype=torch.float64, device=x.device))
-
-    def extra_repr(self) -> str:
-        ending = "" if self.bound == "exact" else f", bound={self.bound!r}"
-        return f"integer_bits={self.integer_bits}, fraction_bits={self.fraction_bits}{ending}"
 
 
 def _towards_zero(code: int, dtype: torch.dtype) -> int:

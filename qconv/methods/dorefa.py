@@ -82,9 +82,6 @@ class DoReFaWeight(Coded):
             grad_t = grad_t + t.sign() * largest * (grad_max / largest.sum())
         return ((grad_t * (1 - t.square())).to(x.dtype),)
 
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, detach_max={self.detach_max}"
-
 
 class DoReFaInput(Passing):
     r"""Activations of DoReFa-Net: unsigned, in [0, 1].
@@ -133,9 +130,6 @@ class DoReFaInput(Passing):
     def stops_at(self, *tensors: Tensor) -> tuple[float, float]:
         return BELOW_ZERO, ABOVE_ONE
 
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}"
-
 
 class DoReFaGradient(Quantizer):
     r"""Gradients of DoReFa-Net, rounded stochastically; the gradient quantizer of a `Scheme`.
@@ -178,9 +172,6 @@ class DoReFaGradient(Quantizer):
         noise = self.stream.uniform(x, key, step).to(wide_x.dtype) - 0.5
         values = ((wide_x / (2 * divisor) + 0.5) * count + noise).clamp_(0, count).round_().mul_(2).sub_(count)
         return Whole(values, maximum / count)
-
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}"
 
 
 def _layer_mean(weight: Tensor) -> Tensor:

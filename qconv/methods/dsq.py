@@ -90,9 +90,6 @@ class _DSQ(LearnedRange):
     def rules(self) -> dict[str, Rule]:
         return {"alpha": (lambda alpha: (alpha > 0) & (alpha < 1), "in the checkpoint must be above 0 and below 1")}
 
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}"
-
 
 class DSQWeight(_DSQ):
     r"""Weights of DSQ: hard levels forward, the slope of a tanh in each interval backward, all of it learned.

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_numbers
-from ..quantizers.base import Bounds, Whole
+from ..quantizers.base import Whole
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding
 from ..quantizers.learned_range import LearnedRange
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, learned, scalars, set_parameter, wide
 from ..quantizers.observers import Values
-from ..quantizers.part import POSITIVE, Rule
+from ..quantizers.part import Rule
 from ..scheme import Scheme, named, of_input
 
 DEVIATIONS = 3
@@ -82,10 +82,7 @@ class EWGS(LearnedRange):
         return grad, (grad * (position - 1)).sum(), -(grad * position).sum()
 
     def rules(self) -> dict[str, Rule]:
-        return {"delta": NOT_NEGATIVE}
-
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, delta={self.first_delta}"
+        return {**super().rules(), "delta": NOT_NEGATIVE}
 
 
 class EWGSWeight(EWGS):
@@ -118,6 +115,7 @@ class EWGSWeight(EWGS):
 
     roles = ("weight",)
     kept = ("lower", "upper", "scale")
+    learned_scales = ("scale",)
     scale: nn.Parameter
 
     def __init__(self, bits: int = 4, delta: float = 1e-3) -> None:
@@ -166,13 +164,6 @@ class EWGSWeight(EWGS):
         of_learned = (g.view_as(t).to(t.dtype) for g, t in zip(grads, tensors[:3], strict=True))
         return grad_x.to(x.dtype), *of_learned, None
 
-    @property
-    def bounds(self) -> Bounds:
-        return {"scale": (SMALLEST, math.inf)}
-
-    def rules(self) -> dict[str, Rule]:
-        return {**super().rules(), "scale": POSITIVE}
-
 
 class EWGSInput(FromData[Values], EWGS):
     r"""Inputs of EWGS: as `EWGSWeight`, with levels from 0 on.
@@ -192,6 +183,7 @@ class EWGSInput(FromData[Values], EWGS):
 
     roles = ("input",)
     kept = ("lower", "upper", "width")
+    learned_scales = ("width",)
     width: Tensor
 
     def __init__(self, bits: int = 4, delta: float = 1e-3) -> None:
@@ -236,9 +228,6 @@ class EWGSInput(FromData[Values], EWGS):
         grads = self.grad_of_rounding(wide(grad) * width, wide_x, lower, upper, delta)
         of_ends = (g.view_as(t).to(t.dtype) for g, t in zip(grads[1:], tensors[:2], strict=True))
         return grads[0].to(x.dtype), *of_ends, None, None
-
-    def rules(self) -> dict[str, Rule]:
-        return {**super().rules(), "width": POSITIVE}
 
 
 @named

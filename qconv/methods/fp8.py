@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ground.checks import check_choice
 from ..quantizers.base import Codes
 from ..quantizers.form import Form
 from ..quantizers.identity import Identity
@@ -31,13 +32,6 @@ FORMATS: dict[str, Float8] = {
 }
 
 _EXPONENT_BITS = 0x7FF0_0000_0000_0000  # of a float64
-
-
-def check_format(format: str, name: str = "format") -> str:
-    """Return ``format``; raise a ValueError unless it is ``"e4m3"`` or ``"e5m2"``."""
-    if format not in FORMATS:
-        raise ValueError(f"{name} (={format!r}) must be 'e4m3' or 'e5m2'")
-    return format
 
 
 def round_fp8(x: Tensor, format: str) -> Tensor:
@@ -89,7 +83,8 @@ class FP8(Passing):
         super().__init__()
         if scale not in ("dynamic", None):
             raise ValueError(f"scale (={scale!r}) must be 'dynamic' or None")
-        self.format = check_format(format)
+        check_choice("format", format, *FORMATS)
+        self.format = format
         self.scale = scale
         self.is_elementwise = scale is None
 
@@ -130,9 +125,6 @@ class FP8(Passing):
             scale = torch.where(scale < torch.finfo(scale.dtype).tiny * 2**20, 1.0, scale)
         return round_fp8(wide_x / scale, self.format), scale
 
-    def extra_repr(self) -> str:
-        return f"format={self.format!r}, scale={self.scale!r}"
-
 
 @named
 def fp8(
@@ -149,10 +141,10 @@ def fp8(
         grad_format: the format of the output's gradient, ``"e5m2"`` in the paper; None leaves it float.
         scale: ``"dynamic"`` maps the largest magnitude to the largest number of the format; None clips there.
     """
-    check_format(format)
+    check_choice("format", format, *FORMATS)
     for key, value in (("input_format", input_format), ("grad_format", grad_format)):
         if value is not None:
-            check_format(value, key)
+            check_choice(key, value, *FORMATS)
     return Scheme(
         input=Identity if input_format is None else partial(FP8, input_format, scale),
         weight=partial(FP8, format, scale),

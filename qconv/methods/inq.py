@@ -29,7 +29,7 @@ def power_exponent(x: Tensor) -> Tensor:
 
 def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     """``|x| = mantissa · 2^exponent`` with the mantissa in [0.5, 1); torch lacks it for half precision."""
-    mantissa, exponent = torch.frexp(x.abs().to(torch.promote_types(x.dtype, torch.float32)))
+    mantissa, exponent = torch.frexp(wide(x.abs()))
     return mantissa, exponent
 
 
@@ -96,10 +96,8 @@ class INQ(Quantizer):
     def initialize(self, x: Tensor) -> None:
         if (self.frozen.device, self.frozen.shape) != (x.device, x.shape):
             self.frozen, self.code, self.top = torch.zeros_like(x), torch.zeros_like(x), x.new_zeros(())
-        else:
-            self.frozen.fill_(0)
-            self.code.fill_(0)
-            self.top.fill_(0)
+        for tensor in self.tensors():
+            tensor.fill_(0)
 
     def rules(self) -> dict[str, Rule]:
         return {"frozen": SHARE, "code": FINITE, "top": FINITE}
@@ -194,9 +192,6 @@ class INQ(Quantizer):
         number = constant(code, frozen).to(torch.promote_types(dtype, torch.float32))
         exponent = number.abs() + (_top(frozen, code, top) - self.powers)
         return (torch.exp2(exponent) * number.sign()).to(dtype)
-
-    def extra_repr(self) -> str:
-        return f"weight_bits={self.bits}, portions={self.portions}"
 
 
 def constant(share: Tensor, flag: Tensor) -> Tensor:

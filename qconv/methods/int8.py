@@ -63,6 +63,3 @@ class Int8Stochastic(Quantizer):
         # floor(ratio + u), but the sum is never formed: its rounding would sometimes raise whole numbers.
         up = self.stream.uniform(x, *tensors).to(ratio.dtype) >= 1 - (ratio - whole)
         return Whole((whole + up).clamp_(-count, count), step)
-
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, per_sample={self.per_sample}"

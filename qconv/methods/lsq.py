@@ -1,6 +1,5 @@
 """LSQ: uniform levels with a learned step (arXiv:1902.08153)."""
 
-import math
 from functools import partial
 from typing import Literal
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_choice, check_flags, check_numbers
-from ..quantizers.base import Bounds, Whole, is_plain
+from ..quantizers.base import Whole, is_plain
 from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues, least_error
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
@@ -16,7 +15,7 @@ from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, learned, positive, scalars, wide
 from ..quantizers.observers import Observer
-from ..quantizers.part import POSITIVE, Rule
+from ..quantizers.part import Rule
 from ..quantizers.rounding import Rounding
 from ..quantizers.signs import sign
 from ..scheme import Scheme, named, of_input
@@ -62,11 +61,6 @@ def clamp_step(step: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(step.isinf(), step, step.clamp(SMALLEST, torch.finfo(dtype).max))
 
 
-def check_grad_scale(grad_scale: str) -> None:
-    """Raise a ValueError unless ``grad_scale`` is ``"paper"`` or ``"numel"``."""
-    check_choice("grad_scale", grad_scale, "paper", "numel")
-
-
 class LSQ(Coded):
     r"""Weights with a learned step s: LSQ.
 
@@ -103,7 +97,9 @@ class LSQ(Coded):
     """
 
     roles = ("weight",)
+    learned_scales = ("step",)
     max_bits = 8
+    dim: int = 0  # of what each of several steps is for
     step: nn.Parameter
 
     def __init__(
@@ -111,7 +107,7 @@ class LSQ(Coded):
     ) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, self.max_bits)
-        check_grad_scale(grad_scale)
+        check_choice("grad_scale", grad_scale, "paper", "numel")
         check_flags(per_channel=per_channel, strict=strict)
         self.per_channel = per_channel
         self.grad_scale: GradScale = grad_scale
@@ -191,25 +187,14 @@ class LSQ(Coded):
         grad_x, grad_step = step_backward(grad, x, step, *self.ends, self.strict, factor)
         return grad_x, grad_step.reshape(learned.shape).to(learned.dtype)
 
-    @property
-    def bounds(self) -> Bounds:
-        return {"step": (SMALLEST, math.inf)}
-
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         """The step so that it broadcasts against ``x``."""
         step = step.to(torch.promote_types(x.dtype, torch.float32))
-        return step.view(-1, *[1] * (x.ndim - 1)) if self.per_channel else step
+        return step.view(-1, *[1] * (x.ndim - 1 - self.dim % x.ndim)) if self.per_channel else step
 
     def _grad_scale(self, x: Tensor) -> float:
         shared = x[:1].numel() if self.per_channel and self.grad_scale == "paper" else x.numel()
         return (max(shared, 1) * self.high) ** -0.5
-
-    def rules(self) -> dict[str, Rule]:
-        return {"step": POSITIVE}
-
-    def extra_repr(self) -> str:
-        shown = f"bits={self.bits}, per_channel={self.per_channel}, grad_scale={self.grad_scale!r}"
-        return f"{shown}, strict={self.strict}"
 
 
 class LSQInput(ChosenSign, FromData[MagnitudesAndValues], LSQ):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -297,13 +282,6 @@ class LSQInput(ChosenSign, FromData[MagnitudesAndValues], LSQ):  # pyright: igno
         ratio = self.step_of(torch.ones(())) * (1 if self.bits == 1 else before[1] ** 0.5 / 2)
         self.step.copy_(clamp_step(self.step * ratio.to(self.step), self.step.dtype))
 
-    def _step(self, x: Tensor, step: Tensor) -> Tensor:
-        step = step.to(torch.promote_types(x.dtype, torch.float32))
-        if not self.per_channel:
-            return step
-        behind = (x.ndim - self.dim if self.dim >= 0 else -self.dim) - 1
-        return step.view(-1, *[1] * behind)
-
     def _grad_scale(self, x: Tensor) -> float:
         shared = features(x) if self.grad_scale == "paper" else x.numel()
         if self.grad_scale == "paper" and self.per_channel:
@@ -312,9 +290,6 @@ class LSQInput(ChosenSign, FromData[MagnitudesAndValues], LSQ):  # pyright: igno
 
     def rules(self) -> dict[str, Rule]:
         return {**super().rules(), **self.rules_of_sign()}
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, signed={self.signed}, step_init={self.step_init}"
 
 
 @named

@@ -1,22 +1,20 @@
 """LSQ+: a learned step and a learned offset, for inputs with negative values (arXiv:2004.09576)."""
 
-import math
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..ground.checks import check_bits
-from ..quantizers.base import Bounds, Codes
+from ..ground.checks import check_bits, check_choice
+from ..quantizers.base import Codes
 from ..quantizers.codes import integer_dtype
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, learned, positive, scalars, wide
 from ..quantizers.observers import Values
-from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named, of_input
-from .lsq import LSQ, GradScale, check_grad_scale, clamp_step, features, round_levels
+from .lsq import LSQ, GradScale, clamp_step, features, round_levels
 
 MOST_VALUES = 2**14
 """The number of data values that `LSQPlusInput` looks at."""
@@ -65,11 +63,12 @@ class LSQPlusInput(FromData[Values], Coded):
     """
 
     roles = ("input",)
+    learned_scales = ("step",)
 
     def __init__(self, bits: int = 4, grad_scale: GradScale = "paper") -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 1, 16)
-        check_grad_scale(grad_scale)
+        check_choice("grad_scale", grad_scale, "paper", "numel")
         self.grad_scale: GradScale = grad_scale
         self.high = 2**self.bits - 1
         self.calibrated = False
@@ -123,16 +122,6 @@ class LSQPlusInput(FromData[Values], Coded):
     def levels(self, *tensors: Tensor) -> Levels:
         step, beta = tensors
         return Levels(0, self.high, wide(positive(step)), offset=wide(beta))
-
-    @property
-    def bounds(self) -> Bounds:
-        return {"step": (SMALLEST, math.inf)}
-
-    def rules(self) -> dict[str, Rule]:
-        return {"step": POSITIVE}
-
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, grad_scale={self.grad_scale!r}"
 
 
 def least_squares_range(x: Tensor, count: int) -> tuple[Tensor, Tensor]:

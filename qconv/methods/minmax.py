@@ -44,8 +44,14 @@ def check_percentile(percentile: float) -> float:
 class _FromFirst(Passing):
     """The shared part of weights and inputs: codes from the first level, with 0 at a code that depends on the range."""
 
-    symmetric: bool
-    _bits: int
+    max_bits: int = 8
+    percentile: float = 100.0
+
+    def __init__(self, bits: int, symmetric: bool, per_channel: bool) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits("bits", bits, 2, self.max_bits, type(self).__name__)
+        check_flags(symmetric=symmetric, per_channel=per_channel)
+        self.symmetric, self.per_channel = symmetric, per_channel
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         rounding = self.rounding_of(x, *tensors)
@@ -126,14 +132,8 @@ class MinMaxWeight(_FromFirst):
         ValueError: ``bits`` out of range.
     """
 
-    percentile: float = 100.0
-
     def __init__(self, bits: int = 8, symmetric: bool = True, per_channel: bool = True) -> None:
-        super().__init__()
-        self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
-        check_flags(symmetric=symmetric, per_channel=per_channel)
-        self.symmetric = symmetric
-        self.per_channel = per_channel
+        super().__init__(bits, symmetric, per_channel)
 
     def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
         return None if self.percentile == 100 else super().passes(x)
@@ -149,9 +149,6 @@ class MinMaxWeight(_FromFirst):
             return super()._high(x, *tensors)
         dims = tuple(range(1 if self.per_channel else 0, x.ndim))
         return torch.linalg.vector_norm(wide(x), math.inf, dims, keepdim=True)
-
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
 
 
 class PercentileWeight(MinMaxWeight):
@@ -183,9 +180,6 @@ class PercentileWeight(MinMaxWeight):
         super().__init__(bits, symmetric, per_channel)
         self.percentile = check_percentile(percentile)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, percentile={self.percentile}"
-
 
 class MinMaxInput(FromData[Extremes], _FromFirst):
     r"""Inputs on uniform levels from the minimum to the maximum of the calibration data.
@@ -210,17 +204,13 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
             and data before `build`.
     """
 
-    percentile: float = 100.0
     roles = ("input",)
+    max_bits = 16
     low: Tensor
     high: Tensor
 
     def __init__(self, bits: int = 8, symmetric: bool = False, per_channel: bool = False) -> None:
-        super().__init__()
-        self.bits = self._bits = check_bits("bits", bits, 2, 16, type(self).__name__)
-        check_flags(symmetric=symmetric, per_channel=per_channel)
-        self.symmetric = symmetric
-        self.per_channel = per_channel
+        super().__init__(bits, symmetric, per_channel)
         self.dim: int | None = None
         self.calibrated = False
         self.register_buffer("low", torch.tensor(-1.0))
@@ -275,9 +265,6 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
             "high": (lambda high: (high >= 0) & high.isfinite(), "in the checkpoint must be at least 0 and finite"),
         }
 
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
-
 
 class PercentileInput(MinMaxInput):
     r"""Inputs on uniform levels between percentiles: `MinMaxInput` that leaves out the few largest when it calibrates.
@@ -304,9 +291,6 @@ class PercentileInput(MinMaxInput):
     ) -> None:
         super().__init__(bits, symmetric, per_channel)
         self.percentile = check_percentile(percentile)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, percentile={self.percentile}"
 
 
 def _first_rows(x: Tensor) -> Tensor:

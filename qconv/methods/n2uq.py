@@ -11,8 +11,7 @@ from ..quantizers.base import Bounds, Whole
 from ..quantizers.filters import filter_scale
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, count_below, learned, scalars, wide
-from ..quantizers.part import POSITIVE, Rule
+from ..quantizers.numbers import count_below, learned, scalars, wide
 from ..scheme import Scheme, named, of_input
 
 SMALLEST_WIDTH = 1e-3
@@ -72,9 +71,6 @@ class N2UQWeight(Coded):
         scale = filter_scale(x) * ((2**self._bits - 1) / 2 ** (self._bits - 1))
         return scale, torch.where(scale < torch.finfo(x.dtype).tiny, 1.0, scale)
 
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, rescale_grad={self.rescale_grad}"
-
 
 class N2UQInput(Coded):
     r"""Inputs of N2UQ: learned intervals; their midpoints are the thresholds of uniform levels.
@@ -105,6 +101,7 @@ class N2UQInput(Coded):
     """
 
     roles = ("input",)
+    learned_scales = ("widths", "input_scale", "output_scale")
     is_unsigned = True
 
     def __init__(self, bits: int = 2) -> None:
@@ -146,10 +143,7 @@ class N2UQInput(Coded):
 
     @property
     def bounds(self) -> Bounds:
-        return {
-            "widths": (SMALLEST_WIDTH, math.inf),
-            **dict.fromkeys(("input_scale", "output_scale"), (SMALLEST, math.inf)),
-        }
+        return {**super().bounds, "widths": (SMALLEST_WIDTH, math.inf)}
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 2/n · s2."""
@@ -166,12 +160,6 @@ class N2UQInput(Coded):
     def levels(self, *tensors: Tensor) -> Levels:
         widths, _, _, output_scale = tensors
         return Levels(0, widths.numel(), wide(output_scale) * (2 / widths.numel()))
-
-    def rules(self) -> dict[str, Rule]:
-        return dict.fromkeys(("widths", "input_scale", "output_scale"), POSITIVE)
-
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}"
 
 
 def _corners(widths: Tensor, start: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """PACT: activations clipped at a learned bound (Choi et al., arXiv:1805.06085)."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -9,12 +8,11 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_numbers
-from ..quantizers.base import Bounds, Whole
+from ..quantizers.base import Whole
 from ..quantizers.form import Form
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import BELOW_ZERO, SMALLEST, learned, positive, scalars, wide
-from ..quantizers.part import POSITIVE, Rule
 from ..quantizers.rounding import Rounding
 from ..scheme import Scheme, named, of_input
 from .dorefa import DoReFaWeight
@@ -46,7 +44,7 @@ class PACT(Passing):
         ValueError: ``bits`` out of range, or ``alpha`` not positive, here or in a checkpoint.
     """
 
-    kept = ("alpha",)
+    kept = learned_scales = ("alpha",)
     roles = ("input",)
     is_unsigned = True
 
@@ -105,16 +103,6 @@ class PACT(Passing):
         stopped = wide(grad) - cast(Tensor, grad_x)  # below 0 the code is 0, from alpha on it is not
         above = form.codes(kept[0], self.coding.bits or 8, torch.uint8) > 0
         return grad_x, (stopped * above).sum().to(alpha.dtype)
-
-    @property
-    def bounds(self) -> Bounds:
-        return {"alpha": (SMALLEST, math.inf)}
-
-    def rules(self) -> dict[str, Rule]:
-        return {"alpha": POSITIVE}
-
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}"
 
 
 @named

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ..quantizers.base import Whole
 from ..quantizers.form import Form
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import wide
 from ..quantizers.signs import Binary, passed, sign, signs_kept
 from ..quantizers.surrogates import ApproxSign, HardClip, Make, Surrogate, chosen
@@ -56,9 +55,6 @@ class ReActNetInput(Binary):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         return Whole(sign(self._shifted(x, tensors[0])).to(x.dtype))
-
-    def levels(self, *tensors: Tensor) -> Levels:
-        return Levels(-1, 1, torch.ones(()))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         bias, *schedule = tensors

@@ -77,7 +77,7 @@ class ReCUWeight(Binary):
             raise ValueError(
                 f"tau_min (={tau_min}) must be above 0.5 and at most tau_max (={tau_max}), and that below 1"
             )
-        check_scale_init(scale_init)
+        check_choice("scale_init", scale_init, "uniform", "mean")
         self.tau_min, self.tau_max = tau_min, tau_max
         self.scale_init = scale_init
         self.register_parameter("alpha", None)
@@ -99,7 +99,7 @@ class ReCUWeight(Binary):
         return self.alpha, self.tau, *super().tensors()
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        return Whole(sign(_standardized(x)), per_filter(tensors[0], x))  # no clamp changes a sign
+        return Whole(sign(standardize(x, eps=EPS).values), per_filter(tensors[0], x))  # no clamp changes a sign
 
     def levels(self, *tensors: Tensor) -> Levels:
         return Levels(-1, 1, tensors[0])
@@ -123,9 +123,6 @@ class ReCUWeight(Binary):
 
     def rules(self) -> dict[str, Rule]:
         return {"tau": (lambda tau: (tau >= 0.5) & (tau < 1), "in the checkpoint must be from 0.5 to below 1")}
-
-    def extra_repr(self) -> str:
-        return f"tau_min={self.tau_min}, tau_max={self.tau_max}, scale_init={self.scale_init!r}"
 
 
 class ReCUInput(Binary):
@@ -177,11 +174,6 @@ class ReCUInput(Binary):
         return ((grad_normal - centered * slope) * inverse).to(x.dtype), *none
 
 
-def check_scale_init(scale_init: ScaleInit) -> None:
-    """Raise a ValueError unless it is "uniform" or "mean"."""
-    check_choice("scale_init", scale_init, "uniform", "mean")
-
-
 def first_scales(x: Tensor, scale_init: ScaleInit) -> Tensor:
     """Return a scale for each filter of the weight: its mean magnitude, or a random number from [0, 1).
 
@@ -193,10 +185,6 @@ def first_scales(x: Tensor, scale_init: ScaleInit) -> Tensor:
     key = x.detach().double().nan_to_num(0, 0, 0).clamp(-1e6, 1e6).abs().sum().mul(2**20).long()
     drawn = uniform(torch.Size((x.shape[0],)), key, torch.zeros_like(key), x.device)
     return drawn.to(x.dtype)
-
-
-def _standardized(x: Tensor) -> Tensor:
-    return standardize(x, eps=EPS).values
 
 
 @named

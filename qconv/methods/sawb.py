@@ -99,10 +99,6 @@ class SAWB(Passing):
         wide_x = wide(x)
         return wide_x.abs() <= self.clip(wide_x)
 
-    def extra_repr(self) -> str:
-        plus = ", plus=True" if self.plus else ""
-        return f"bits={self.bits}, zero={self.zero}, per_channel={self.per_channel}{plus}"
-
 
 @named
 def sawb(

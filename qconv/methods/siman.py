@@ -107,9 +107,6 @@ class SiManWeight(Binary):
     def rules(self) -> dict[str, Rule]:
         return {"percent": (lambda percent: (percent >= 0) & (percent <= 50), "in the checkpoint must be from 0 to 50")}
 
-    def extra_repr(self) -> str:
-        return f"percent={self.first_percent}"
-
 
 def _halves(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
     """+1 for the larger half of each filter, −1 for the others, and the smallest of the larger half."""
@@ -150,9 +147,6 @@ class SiManInput(Binary):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         return Whole(with_fresh_strides(sign(_centred(_samples(x))).view_as(x).to(x.dtype)))
-
-    def levels(self, *tensors: Tensor) -> Levels:
-        return Levels(-1, 1, torch.ones(()))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         standard = standardize(_samples(x), eps=EPS)

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_numbers
-from ..quantizers.base import Bounds, Codes, Quantizer
+from ..quantizers.base import Codes, Quantizer
 from ..quantizers.levels import ternary
-from ..quantizers.numbers import SMALLEST, learned, scalars, set_parameter, wide
-from ..quantizers.part import POSITIVE, Rule
+from ..quantizers.numbers import learned, scalars, set_parameter, wide
 from ..scheme import Scheme, named
 
 
@@ -38,7 +37,7 @@ class TTQ(Quantizer):
     """
 
     bits = math.log2(3)
-    kept = ("positive", "negative")
+    kept = learned_scales = ("positive", "negative")
     roles = ("weight",)
     positive: nn.Parameter
     negative: nn.Parameter
@@ -82,16 +81,6 @@ class TTQ(Quantizer):
         """``x``, in float32 if it has half precision, and D."""
         wide_x = wide(x)
         return wide_x, wide_x.abs().max() * self.threshold if x.numel() > 0 else wide_x.new_zeros(())
-
-    @property
-    def bounds(self) -> Bounds:
-        return {"positive": (SMALLEST, math.inf), "negative": (SMALLEST, math.inf)}
-
-    def rules(self) -> dict[str, Rule]:
-        return {"positive": POSITIVE, "negative": POSITIVE}
-
-    def extra_repr(self) -> str:
-        return f"threshold={self.threshold}"
 
 
 @named

@@ -68,9 +68,6 @@ class TWN(Passing):
             return x.sum()
         return x.sum(dim=tuple(range(1, x.ndim)), keepdim=True) if x.ndim > 1 else x
 
-    def extra_repr(self) -> str:
-        return f"threshold={self.threshold}, per_channel={self.per_channel}"
-
 
 @named
 def twn(threshold: float = 0.7, per_channel: bool = True) -> Scheme:

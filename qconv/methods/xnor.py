@@ -139,12 +139,6 @@ class ScaledSign(Binary):
             x.sub_(x.mean(1, keepdim=True))
         super().after_step_(x)
 
-    def extra_repr(self) -> str:
-        return (
-            f"detach_scale={self.detach_scale}, weight_clip={self.weight_clip}, center={self.center}, "
-            f"paper_gradient={self.paper_gradient}, numel_gradient={self.numel_gradient}"
-        )
-
 
 @named
 def bwn(

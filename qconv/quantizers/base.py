@@ -1,5 +1,6 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -12,8 +13,9 @@ from .data_flag import NeedsData
 from .in_bits import InBits
 from .levels import Levels
 from .node import Quantize, as_called
+from .numbers import SMALLEST
 from .observers import Observer, Samples
-from .part import as_it_is_now
+from .part import POSITIVE, Rule, as_it_is_now
 from .stochastic import Stream
 
 Bounds = Mapping[str, tuple[float, float]]
@@ -55,6 +57,7 @@ class Quantizer(InBits, NeedsData):
         code_dtype: the dtype of the integers that `codes` makes from `whole`; None takes it from ``bits``.
         training_only: buffers that only its gradient reads: packed files leave them out, and a network that starts
             from other weights (``init_from=``) keeps its own.
+        learned_scales: learned steps, ranges and scales, which must be positive; a step clamps them to 2^-20 or more.
         kept: the learned tensors that carry over to a quantizer of the same class with other bits: ranges, not steps.
     """
 
@@ -66,6 +69,7 @@ class Quantizer(InBits, NeedsData):
     is_unsigned: bool = False
     code_dtype: torch.dtype | None = None
     training_only: tuple[str, ...] = ()
+    learned_scales: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
     @property
@@ -253,7 +257,10 @@ class Quantizer(InBits, NeedsData):
 
         The weight's key is `WEIGHT`, or for ends of its magnitude `MAGNITUDE`.
         """
-        return {}
+        return dict.fromkeys(self.learned_scales, (SMALLEST, math.inf))
+
+    def rules(self) -> Mapping[str, Rule]:
+        return dict.fromkeys(self.learned_scales, POSITIVE)
 
     def after_step_(self, x: Tensor | None) -> None:
         """Update in place after an optimizer step: clamp what has `bounds`, advance a `Stream` named ``stream``.

@@ -43,11 +43,6 @@ def is_flag(value: Any) -> bool:
     return value.is_floating_point() and 0 <= value.item() <= 1
 
 
-def flags_up_to(last: int, count: int) -> Tensor:
-    """Return ``count`` flags, those up to number ``last`` set."""
-    return (torch.arange(count) <= last).float()
-
-
 class Mark:
     """A mark of a flag's present value, to detect later writes or a replaced tensor. A copy of it is None.
 

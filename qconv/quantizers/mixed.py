@@ -152,6 +152,3 @@ class Mixed(Quantizer):
 
     def rules(self) -> dict[str, Rule]:
         return {"share": SHARE}
-
-    def extra_repr(self) -> str:
-        return f"is_weight={self.is_weight}"

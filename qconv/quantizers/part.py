@@ -15,7 +15,8 @@ Rule = tuple[Callable[[Tensor], Tensor], str]
 FINITE: Rule = (torch.isfinite, "in the checkpoint must be finite")
 POSITIVE: Rule = (lambda value: (value > 0) & value.isfinite(), "in the checkpoint must be positive and finite")
 
-
+PLAIN = bool | int | float | str | tuple | None
+"""The types of arguments that a part's `repr` shows."""
 NEAR = 1e-9
 """Two values of progress that lie as near to each other are the same: sums such as 0.4 + 0.5 are not quite 0.9."""
 
@@ -81,6 +82,17 @@ class Part(nn.Module):
         if any(key.startswith(prefix) for key in state_dict):
             self.check_state(state_dict, prefix)
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """The plain arguments of the constructor; if there is an attribute of that name, its value now."""
+        shown = []
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            given = self.arguments.get(name, parameter.default)
+            now = getattr(self, name, given)
+            value = now if isinstance(now, PLAIN) else given
+            if isinstance(value, PLAIN):
+                shown.append(f"{name}={value!r}")
+        return ", ".join(shown)
 
     def __repr__(self) -> str:
         parts = (repr(child) for child in self.children() if child.extra_repr())

@@ -19,15 +19,7 @@ def extent(rows: Tensor, percentile: float, symmetric: bool) -> tuple[Tensor, Te
 
     ``high`` is the value of rank ``ceil(percentile / 100 · n)`` of the n in a row, so the maximum for 100; ``low`` has
     the same rank from above. If symmetric, ``high`` is that of the magnitudes and ``low = −high``. Without values both
-    are 0.
-
-    Args:
-        rows: ``(R, n)``.
-        percentile: above 50, at most 100.
-        symmetric: whether the range is ``[−high, high]``.
-
-    Returns:
-        ``low <= 0`` and ``high >= 0``, each ``(R,)``.
+    are 0. ``rows`` is ``(R, n)``, and ``low <= 0 <= high`` are ``(R,)``.
     """
     count = rows.shape[1]
     if count == 0:

@@ -9,6 +9,7 @@ from ..kernels import pointwise
 from .base import Quantizer, Whole, is_eager_cuda, is_plain_cpu
 from .form import Form
 from .kept_codes import Coded, Coding
+from .levels import Levels
 from .surrogates import Surrogate
 
 _ops = torch.ops.qconv
@@ -84,6 +85,9 @@ class Binary(Coded):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.surrogate.tensors()
+
+    def levels(self, *tensors: Tensor) -> Levels | None:
+        return Levels(-1, 1, torch.ones(())) if self.signs else None
 
     def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...] | None:
         if not self.signs:

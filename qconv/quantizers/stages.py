@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer, Whole, whole_of
-from .flags import SHARE, Mark, flags_up_to, is_readable, may_differ
+from .flags import SHARE, Mark, is_readable, may_differ
 from .form import Form
 from .levels import Levels
 from .mixed import Mixed
@@ -99,7 +99,7 @@ class Stages(Quantizer):
     @stage.setter
     def stage(self, value: int) -> None:
         with torch.no_grad():
-            self.begun.copy_(flags_up_to(value, len(self.starts)))
+            self.begun.copy_(torch.arange(len(self.starts)) <= value)
         self._stage, self._seen = value, None
 
     def train(self, mode: bool = True) -> Self:

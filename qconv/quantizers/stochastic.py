@@ -32,6 +32,9 @@ class Stream(Part):
         self.register_buffer("key", torch.randint(2**31, ()))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
+    def extra_repr(self) -> str:
+        return ""  # its quantizer tells it
+
     def tensors(self) -> tuple[Tensor, ...]:
         """The key and the optimizer step."""
         return self.key, self.step

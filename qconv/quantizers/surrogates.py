@@ -55,9 +55,6 @@ class Surrogate(Part):
     def set_progress_(self, progress: float) -> None:
         """Set the buffers; ``progress`` goes from 0 to 1 during training."""
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-
 
 Make = Callable[[], Surrogate]
 """A class of surrogates, or a `functools.partial` of one."""
@@ -163,9 +160,6 @@ class EDE(Surrogate):
         t, k = tensors
         return grad * ((1 - torch.tanh(x * t).square()) * (k * t))
 
-    def extra_repr(self) -> str:
-        return f"t_min={self.t_min}, t_max={self.t_max}"
-
 
 class Polynomial(EDE):
     """``d = k · max(√2 · t − t² |x|, 0)``, of RBNN (arXiv:2009.13055); t as in `EDE`.
@@ -198,9 +192,6 @@ class Polynomial(EDE):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         t, k = tensors
         return grad * ((math.sqrt(2) * t - t.square() * x.abs()).clamp_(min=0) * k)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, input={self.input}"
 
 
 class ReSTE(Surrogate):
@@ -251,9 +242,6 @@ class ReSTE(Surrogate):
         derivative = torch.where(magnitude <= self.m, (self.m ** (1 / o) / self.m).to(x.dtype), outer)
         return grad * torch.where(magnitude <= self.t, derivative, 0.0)
 
-    def extra_repr(self) -> str:
-        return f"o_max={self.o_max}, m={self.m}, t={self.t}, schedule={self.schedule!r}"
-
 
 class Fourier(Surrogate):
     r"""``d = 4ω/π · Σ_{i=0…n} cos((2i + 1) ω x)`` for ``|x| <= 1``, 0 beyond: FDA (arXiv:2103.00841).
@@ -302,9 +290,6 @@ class Fourier(Surrogate):
         total = torch.where(sine == 0, terms, (2 * terms * angle).sin() / (2 * torch.where(sine == 0, 1.0, sine)))
         slope = total * (4 * self.omega / math.pi) * within(x, -1.0, 1.0)
         return grad * slope.to(grad.dtype)
-
-    def extra_repr(self) -> str:
-        return f"omega={self.omega}, n_min={self.n_min}, n_max={self.n_max}"
 
 
 class SwishSign(Surrogate):
