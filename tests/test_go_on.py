@@ -328,6 +328,9 @@ SCHEDULES = {
         [lr_scheduler.LinearLR(optimizer, 0.1, 1, 2), lr_scheduler.CosineAnnealingLR(optimizer, total_steps - 2)],
         [2],
     ),
+    "two at once": lambda optimizer, total_steps: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(optimizer, 0.1, 1, total_steps // 4), lr_scheduler.ExponentialLR(optimizer, 0.99)]
+    ),
     "without a length": lambda optimizer, total_steps: lr_scheduler.ExponentialLR(optimizer, 0.9),
 }
 

@@ -12,8 +12,9 @@ WORD = "resume="
 
 def folders(arguments: Sequence[str]) -> list[str]:
     """The folders of runs that the arguments resume by their own configs; with ``resume=auto`` Hydra composes it."""
-    named = (word.lstrip("+").removeprefix(WORD) for word in arguments if word.lstrip("+").startswith(WORD))
-    return [name for name in (each.strip("\"'") for each in named) if name != "auto"]
+    words = (word.lstrip("+") for word in arguments)
+    named = [word.removeprefix(WORD).strip("\"'") for word in words if word.startswith(WORD)]
+    return [] if {*named} <= {"auto"} else named
 
 
 def config_of(arguments: Sequence[str]) -> DictConfig | None:

@@ -303,7 +303,8 @@ class Classifier(LightningModule):
             check_steps(checkpoint, self.trainer)
             if self.make_scheduler and self.total_steps is not None and checkpoint.get(TOTAL) != self.total_steps:
                 for config in self.trainer.lr_scheduler_configs:
-                    config.scheduler = follow_length(config.scheduler, self.make_scheduler, self.total_steps)
+                    optimizer, done = config.scheduler.optimizer, self.trainer.global_step
+                    config.scheduler = follow_length(optimizer, self.make_scheduler, self.total_steps, done)
         # Lightning set the loader up before it read the checkpoint, to count the steps.
         self.trainer.fit_loop._load_combined_loader_states()
 

@@ -47,8 +47,11 @@ def check_config(path: Path, checkpoint: dict[str, Any], config: dict[str, Any],
     for group in groups:
         before: Any = known.get(group)
         now: Any = config.get(group)
-        elsewhere = group == "data" and all(before.get(k) == now.get(k) for k in {*before, *now} - {*PLACES})
-        if before != now and not elsewhere:
+        if group == "data" and before and now:
+            before, now = (
+                {k: v for k, v in node.items() if k not in PLACES and v is not None} for node in (before, now)
+            )
+        if before != now:
             words = f"was trained with {group} {call(before)}, but this run has {call(now)}"
             raise CheckpointError(f"checkpoint {path} {words}: {as_it_was(path)}")
 

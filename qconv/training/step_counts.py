@@ -43,18 +43,18 @@ def schedule_of(make: Callable[..., Any], optimizer: Optimizer, total: int) -> A
         ) from error
 
 
-def follow_length(scheduler: Any, make: Callable[..., Any], total: int) -> Any:
-    """Return the schedule of ``total`` steps at the step of ``scheduler``, which comes from a checkpoint.
+def follow_length(optimizer: Optimizer, make: Callable[..., Any], total: int, done: int) -> Any:
+    """Return the schedule of ``total`` steps behind those that a checkpoint has ``done``.
 
     It is made anew and stepped: most schedules of torch compute a rate from the last one, so that a cosine that has
     ended would stay at 0.
     """
-    for group in scheduler.optimizer.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = copy.deepcopy(group.get("initial_lr", group["lr"]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer has made its steps before
-        longer = make(scheduler.optimizer, total_steps=total)
-        for _ in range(scheduler.last_epoch):
+        longer = make(optimizer, total_steps=total)
+        for _ in range(done):
             longer.step()
     return longer
 

@@ -239,6 +239,7 @@ static int check_repeated(const Check *check, const Op *op, Size in, Size *out) 
     *out = (Size){in.h * op->sh, in.w * op->sw};
     const int32_t channels = check->program->values[op->in].channels;
     const int64_t block = op->kind == SHUFFLE ? (int64_t)op->sh * op->sw : 1;
+    if (block > 1 && op->sh != op->sw) return fail(check, "stride (=%d, %d) must be of square blocks", op->sh, op->sw);
     if (channels % block || channels / block != op->cout)
         return fail(check, "cout (=%d) must be the input's (=%d) by the pixels of a block", op->cout, channels);
     return 1;
