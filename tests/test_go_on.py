@@ -265,6 +265,7 @@ def test_words_that_mean_nothing(one: Path, told: Callable[..., str]) -> None:
         ((resume, "model.width=8", "trainer.max_epochs=3"), "was trained with model qconv.models.small_cnn(width=4"),
         ((resume, "-m"), "-m can't be given with resume=RUN"),
         ((resume, "resume=b"), "must name the folder of one run"),
+        ((resume, "resume=auto"), "must name the folder of one run"),
         (("resume=nowhere",), "there is no folder nowhere: name the folder of a run"),
     ):
         assert error in told(*words), words
