@@ -44,8 +44,17 @@ def check_teacher(loss: DictConfig, teacher: nn.Module, data: Any) -> None:
         trained = build_network({**node, "in_channels": data.in_channels, "num_classes": data.num_classes})
     except ValueError:
         return
-    if str(teacher) != str(trained):
+    if _settings(teacher) != _settings(trained):
         raise ValueError(
             f"loss.weights (={weights}) were trained in {call(node)}; loss.teacher is another network, which these "
             f"weights fit as well: add {shlex.join([f'loss.teacher={override(node)}'])}"
         )
+
+
+def _settings(network: nn.Module) -> list[Any]:
+    """Return the classes of all modules, with what is plain in them, such as a stride."""
+    plain = bool | int | float | str | tuple
+    return [
+        (name, type(module), {key: x for key, x in vars(module).items() if isinstance(x, plain) and key != "training"})
+        for name, module in network.named_modules()
+    ]
