@@ -273,9 +273,8 @@ class _Layer:
         self.input = 0
         self.codes: int | None = None
         self.times = layer.stride[0] if isinstance(layer, QConvTranspose2d) else 1
-        if self.times > 1:
-            self.first_bias = self.first_bias.repeat_interleave(self.times**2)
-            self.how = how._replace(scale=how.scale.repeat_interleave(self.times**2))
+        self.first_bias = self.first_bias.repeat_interleave(self.times**2)
+        self.how = how._replace(scale=how.scale.repeat_interleave(self.times**2))
 
     def lower(self, x: Value) -> Value:
         build, how = self.build, self.how
