@@ -248,24 +248,24 @@ class QuantizedLayer(nn.Module):
     def apply_op(self, input: Tensor, op: Operation | ExtendedOperation, bias: Tensor | None, *extra: Tensor) -> Tensor:
         """Run ``op`` with this layer's quantizers; under autocast in its dtype, as for a float layer."""
         compiling = torch.compiler.is_compiling()
+        of_input, of_weight = self.input_quantizer, self.weight_quantizer
         if not compiling:
-            check_computed_once(self, self.weight_quantizer, self.filters)
-            if self.training and is_readable(input):
+            if "weight" not in self._parameters:
+                check_computed_once(self, of_weight, self.filters)
+            if self.training and of_weight.is_fresh and is_readable(input):
                 self.follow_weight()
         elif torch.compiler.is_dynamo_compiling():
             self._while_compiled(id(self))
-        quantizers = LayerQuantizers(
-            self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
-        )
+        quantizers = LayerQuantizers(of_input, of_weight, self.grad_quantizer, self.scheme.backward_weight)
         calibrates = False
-        if self.training and self.input_quantizer.is_fresh:
+        if self.training and of_input.is_fresh:
             if compiling:
                 torch._dynamo.graph_break(
                     msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True)"
                 )
-            calibrates = self.input_quantizer.reads_fresh()
+            calibrates = of_input.reads_fresh()
             if calibrates:
-                calibrate(self, self.input_quantizer, input, settles=compiling)
+                calibrate(self, of_input, input, settles=compiling)
         device, name = input.device.type, partial(name_of, self)
         dtype = None if input.dtype == torch.float64 else autocast_dtype(device)  # which leaves float64 alone
         with nullcontext() if dtype is None else torch.autocast(device, enabled=False):

@@ -132,8 +132,6 @@ def check_computed_once(layer: nn.Module, quantizer: Quantizer, filters: Callabl
 
     That of a pruned layer is the first with zeros.
     """
-    if "weight" in layer._parameters:
-        return
     maker = computed_by(layer)
     if maker is None or layer.__dict__.get("_checked_maker") == maker:
         return

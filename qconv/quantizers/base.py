@@ -176,6 +176,8 @@ class Quantizer(InBits, NeedsData):
         raises, as it does for any weight. While they are fresh all are copied: the next call of the layer, in the same
         graph perhaps, sets them.
         """
+        if not tensors:
+            return ()
         if self.is_fresh:
             return tuple(t.clone() for t in tensors)
         return tuple(t if t.requires_grad or t.numel() != 1 else t.clone() for t in tensors)
