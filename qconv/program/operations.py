@@ -177,6 +177,12 @@ class ConvFloats(_Conv):
         return sums
 
 
+def _adds_floats(conv: _Conv) -> bool:
+    """Whether it multiplies floats with signs, times one number for each filter."""
+    magnitudes = conv.weight.flatten(1).abs()
+    return type(conv) is ConvFloats and bool((magnitudes == magnitudes[:, :1]).all())
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Affine(Operation):
     """``round(round(x · scale_c) + bias_c)``, of channels."""
@@ -548,13 +554,13 @@ class Program:
         return (channels,) if self.flat[0] else (channels, *chain.from_iterable(sides[0] + sides[1]))
 
     def multiplications(self, size: Size) -> tuple[int, int]:
-        """Return how many multiplications an image of this size takes: of floats, and of signs and codes."""
-        floats = others = 0
+        """Return how many multiplications an image of this size takes: of floats with signs, and others."""
+        signs = others = 0
         for operation, (height, width) in zip(self.operations, self.sizes(size), strict=True):
             if isinstance(operation, _Conv):
                 count = operation.weight.numel() * height * width
-                floats, others = (floats + count, others) if type(operation) is ConvFloats else (floats, others + count)
-        return floats, others
+                signs, others = (signs + count, others) if _adds_floats(operation) else (signs, others + count)
+        return signs, others
 
     @torch.no_grad()
     def values(self, input: Tensor, run: Callable[..., Tensor] = _defined) -> list[Tensor]:
