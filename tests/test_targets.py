@@ -40,7 +40,7 @@ def written(target: str, program: Program, images: Tensor, folder: Path) -> list
     pytest.importorskip(PACKAGES.get(target, target))
     module: Any = import_module(f"qconv.export.{target}")
     path = folder / f"model{SUFFIXES[target]}"
-    module.write(program, path, tuple(images.shape[2:]))
+    module.write(program, path, images)
     interpreters = [[name] for name in TARGETS[target].interpreters if name != "micro" or runs_in_micro(path)]
     return [module.run(path, images.numpy(), *interpreter) for interpreter in interpreters or [[]]]
 
@@ -269,11 +269,11 @@ def test_codes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 @pytest.mark.parametrize("target", EACH)
 def test_an_operation_that_a_target_does_not_have_is_refused_by_its_layer(target: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES.get(target, target))
-    program = Program(3)
+    program, images = Program(3), torch.zeros(1, 3, 4, 4)
     given: dict[str, Any] = {"inputs": (0,), "channels": 3, "origin": "gate.act"}
     program.outputs = (program.add(ops.Operation(**given)),)
     with pytest.raises(ValueError, match=r"'gate\.act': .* can't be written for"):
-        import_module(f"qconv.export.{target}").write(program, tmp_path / f"model{SUFFIXES[target]}", (4, 4))
+        import_module(f"qconv.export.{target}").write(program, tmp_path / f"model{SUFFIXES[target]}", images)
     assert not list(tmp_path.iterdir())
 
 
@@ -296,6 +296,7 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
             {"four_bits": True},
             r"four_bits \(=True\) is no option of to='program', which has no options",
         ),
+        (ValueError, "a", {"to": "litert", "four_bits": True, "round_outputs": True}, "exclude each other"),
         (TypeError, "a", {"to": "litert", "opset": 17}, r"opset \(=17\) is no option of .*, which has only four_bits"),
     ]:
         with pytest.raises(error, match=message):
@@ -342,6 +343,54 @@ def test_convolutions_are_in_bytes_where_kernels_are_exact(
         assert kinds.count("codes") - kinds.count("input") == count
 
 
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    mostly_nightly(
+        list(product(["lsq44", "plain"], ["lsq44", "minmax", "signed", "apot"])),
+        [("lsq44", "minmax"), ("plain", "signed")],
+    ),
+)
+def test_litert_rounds_outputs_to_bytes(name: str, scheme: str, tmp_path: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    from ai_edge_litert import schema_py_generated as schema
+
+    torch.manual_seed(0)
+    made = {
+        "lsq44": schemes.lsq(4, 4),
+        "minmax": schemes.minmax(8, 8),
+        "signed": replace(schemes.lsq(8, 8), input=partial(LSQInput, 8, signed=True)),
+        "apot": schemes.apot(4, 4),
+    }
+    images, path = torch.randn(64, 3, 18, 15), tmp_path / "model.tflite"
+    model = trained(plain() if name == "plain" else NETWORKS[name][0](), made[scheme], images)
+    qconv.export(model, path, to="litert", images=images, round_outputs=True)
+    graph: Any = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+    (inner,), codes = graph.subgraphs, graph.operatorCodes
+    convs = schema.BuiltinOperator.CONV_2D, schema.BuiltinOperator.DEPTHWISE_CONV_2D
+    outputs = [
+        inner.tensors[each.outputs[0]] for each in inner.operators if codes[each.opcodeIndex].builtinCode in convs
+    ]
+    program = build(model, images).program(images)
+    in_bytes = sum(output.type == schema.TensorType.INT8 for output in outputs)
+    of_codes = [each for each in program.operations if type(each) is ops.ConvCodes]
+    assert in_bytes == len(of_codes) - (2 if scheme == "apot" else 0)  # the codes of which are uneven
+    wanted = program.run(images)
+    for interpreter in TARGETS["litert"].interpreters:
+        if interpreter == "micro" and not runs_in_micro(path):
+            continue
+        found, own = run(path, images, interpreter), list[Tensor]()
+        for number, operation in enumerate(program.operations):
+            value = operation.run(*(own[place] for place in operation.inputs)) if operation.inputs else images
+            if isinstance(operation, ops.Quantize):
+                floats = found.get(f"{number}.input", own[operation.inputs[0]])
+                value = found[f"{number}.codes"] + operation.zero
+                off = (operation.run(floats.contiguous()).float() - value).abs()
+                assert off.max() <= 1
+                assert off.mean() < 0.01
+            own.append(value)
+        assert float((found[""] - wanted).abs().mean()) < (0.02 if "8" in scheme else 0.15) * float(wanted.abs().mean())
+
+
 @pytest.mark.nightly
 def test_executorch_clamps_twice_and_pads_unevenly_behind_bytes(tmp_path: Path) -> None:
     """XNNPACK's partitioner fuses such clamps, codes that end at 1, and such paddings wrongly, or fails."""
@@ -386,7 +435,7 @@ def test_openvino_convolves_in_8_bits_with_the_settings_that_the_file_names(tmp_
     from qconv.export.openvino import SETTINGS, write
 
     images = torch.randn(2, 3, 16, 16)
-    write(build(network("lsq44"), images).program(images), tmp_path / "model.xml", (16, 16))
+    write(build(network("lsq44"), images).program(images), tmp_path / "model.xml", images)
     model = openvino.Core().read_model(tmp_path / "model.xml")
     assert {name: model.get_rt_info(["qconv", name]).astype(str) for name in SETTINGS} == SETTINGS
     running = openvino.Core().compile_model(model, "CPU", SETTINGS).get_runtime_model()
@@ -413,7 +462,7 @@ def test_the_costs_that_qonnx_counts_are_those_of_the_summary(
 
     model = qconv.load(name)
     images = torch.randn(2, *size)
-    write(build(model, images).program(images), tmp_path / "model.onnx", size[1:])
+    write(build(model, images).program(images), tmp_path / "model.onnx", images)
     found = qonnx.inference_cost(str(tmp_path / "model.onnx"), discount_sparsity=False)["total_cost"]
     macs = {tuple(key.split("_")[2:]): count for key, count in found.items() if key.startswith("op_mac")}
     by_bits = {tuple(datatypes.DataType[kind].bitwidth() for kind in reversed(kinds)): n for kinds, n in macs.items()}
@@ -447,7 +496,7 @@ def test_a_network_of_integers_on_an_fpga(tool: str, packages: list[str], tmp_pa
 
     images = torch.randn(16, 1, 14, 14)
     frozen = build(trained(Integers(), schemes.lsq(4, 4, signed_input=None), images, skip=()), images)
-    write(frozen.program(images), tmp_path / "model.onnx", (14, 14))
+    write(frozen.program(images), tmp_path / "model.onnx", images)
     np.save(tmp_path / "images.npy", images.numpy())
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
@@ -472,7 +521,7 @@ def test_litert_for_microcontrollers_needs_its_package(monkeypatch: pytest.Monke
     pytest.importorskip("ai_edge_litert")
     from qconv.export.litert import run, write
 
-    write(Program(1), tmp_path / "model.tflite", (4, 4))
+    write(Program(1), tmp_path / "model.tflite", torch.zeros(1, 1, 4, 4))
     if find_spec("tflite_micro") is not None:
         with pytest.raises(
             ValueError, match=r"takes images \(height, width, channels\) of \(4, 4, 1\), not \(5, 4, 1\)"
@@ -490,10 +539,10 @@ def test_openvino_needs_its_package_and_an_xml_file(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as missing:
         missing.setitem(sys.modules, "openvino", None)
         with pytest.raises(ImportError, match=r'export to OpenVINO needs openvino: pip install "qconv\[openvino\]"'):
-            write(program, tmp_path / "model.xml", (4, 4))
+            write(program, tmp_path / "model.xml", torch.zeros(1, 1, 4, 4))
     pytest.importorskip("openvino")
     with pytest.raises(ValueError, match=r"model\.bin\) must end in \.xml"):
-        write(program, tmp_path / "model.bin", (4, 4))
+        write(program, tmp_path / "model.bin", torch.zeros(1, 1, 4, 4))
     assert not list(tmp_path.iterdir())
 
 
@@ -504,13 +553,13 @@ def test_executorch_names_the_file_that_it_cannot_run(tmp_path: Path) -> None:
 
     program, path = Program(1), tmp_path / "model.pte"
     program.outputs = (program.add(ops.Clamp(inputs=(0,), channels=1, low=1.0, high=1.0)),)
-    write(program, path, (4, 4))
+    write(program, path, torch.zeros(1, 1, 4, 4))
     assert torch.equal(run(path, torch.zeros(2, 1, 4, 4))[""], torch.ones(2, 1, 4, 4))
     with pytest.raises(ValueError, match=r"model\.pte: .*: it takes images of \(1, 4, 4\), not \(1, 5, 4\)"):
         run(path, torch.zeros(2, 1, 5, 4))
     erfinv: Any = torch.ops.aten.erfinv.default
     program.outputs = (program.add(ops.Function(inputs=(0,), channels=1, function=erfinv)),)
-    write(program, tmp_path / "other.pte", (4, 4))
+    write(program, tmp_path / "other.pte", torch.zeros(1, 1, 4, 4))
     with pytest.raises(
         ValueError, match=r"other\.pte: executorch can't run it on images \(2, 1, 4, 4\): Failed to load"
     ):

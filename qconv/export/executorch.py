@@ -20,7 +20,7 @@ from ..ground.extras import needed
 from ..ground.files import atomic_file
 from ..onnx.integers import Integers
 from ..program import operations as ops
-from ..program.operations import Operation, Program, Quantize, Size
+from ..program.operations import Operation, Program, Quantize
 from ..program.plan import EDGES, PRODUCT, form_of
 from .requantization import requantized
 
@@ -33,15 +33,15 @@ _ROUNDS = 1.5 * 2.0**23
 """Added and taken away again, it rounds half to even what is below 2^22."""
 
 
-def write(program: Program, path: Path, size: Size) -> None:
-    """Write a program as a .pte file, whose method ``forward`` takes one image (1, C, H, W) of this size.
+def write(program: Program, path: Path, images: Tensor) -> None:
+    """Write a program as a .pte file, whose method ``forward`` takes one image (1, C, H, W), of these images' size.
 
     Raises:
         ImportError: ExecuTorch is missing: ``pip install "qconv[executorch]"``.
         ValueError: an operation that can't be written. Functions are written by their names: `run` refuses a file with
             one that ExecuTorch does not have.
     """
-    image = torch.zeros(1, program.operations[0].channels, *size)
+    image = torch.zeros_like(images[:1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what ExecuTorch imports and calls
         with needed("export to ExecuTorch"):

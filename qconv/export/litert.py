@@ -4,7 +4,8 @@ A convolution between codes runs in bytes where LiteRT's kernels give the progra
 are whole floats, convolved with whole weights of 8 bits that LiteRT makes floats when it loads the file: sums are
 exact, and kernels that round or clamp otherwise than the program have no part in them. All but uneven levels, padded
 pooling and strides of shortcuts are operators of XNNPACK, which runs a file by default; all but uneven levels and
-weights of 4 bits, of LiteRT for Microcontrollers.
+weights of 4 bits, of LiteRT for Microcontrollers. Where outputs are rounded, the network is one of bytes, as LiteRT's
+own tools make it.
 """
 
 import json
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ..ground.extras import needed
 from ..ground.files import atomic_file
-from ..onnx.integers import Integers
+from ..onnx.integers import Chains, Integers, roundings
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize, Size, Window
 from ..program.plan import EDGES, PRODUCT, form_of
@@ -28,28 +29,37 @@ SETTINGS: dict[str, str] = {}
 _LARGEST, _SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 _METADATA = "qconv"
 _NONE, _RELU, _BY_ONE, _RELU6 = range(4)  # activations inside of an operator; by one: from -1 to 1
+_How = tuple[float, int]
+"""The step and the zero point of a tensor in bytes."""
 _CLAMPS = {(0.0, torch.inf): "RELU", (0.0, 6.0): "RELU6"}
 
 
-def write(program: Program, path: Path, size: Size, *, four_bits: bool = False) -> None:
+def write(
+    program: Program, path: Path, images: Tensor, *, four_bits: bool = False, round_outputs: bool = False
+) -> None:
     """Write a program as a .tflite file, which takes images (N, H, W, C) of one size; N is 1 until it is resized.
 
     Args:
         program: the program.
         path: of the file.
-        size: height and width of the images.
+        images: typical ones (N, C, H, W), of the size that the file takes; a few hundred with `round_outputs`.
         four_bits: store weights that fit in 4 bits so. LiteRT (2.3.0) convolves by them without XNNPACK: several times
             slower.
+        round_outputs: compute the float outputs of layers of codes, and values added to them, in bytes, too, rounded to
+            256 numbers over their range with `images`, and convolve in bytes where a code may be off by one. That is
+            faster, and can change decisions.
 
     Raises:
         ImportError: LiteRT is missing: ``pip install "qconv[litert]"``.
-        ValueError: the program has a function for which LiteRT has no operator.
+        ValueError: the program has a function for which LiteRT has no operator; options that exclude each other.
     """
+    if four_bits and round_outputs:
+        raise ValueError("four_bits and round_outputs exclude each other: convolutions by 4 bits are of floats")
     with needed("export to LiteRT"):
         import flatbuffers
         from ai_edge_litert import schema_py_generated  # noqa: F401
     builder = flatbuffers.Builder(1024)
-    builder.Finish(_Writer(program, size, four_bits).model().Pack(builder), b"TFL3")
+    builder.Finish(_Writer(program, images, four_bits, round_outputs).model().Pack(builder), b"TFL3")
     with atomic_file(path) as file:
         file.write(bytes(builder.Output()))
 
@@ -133,11 +143,16 @@ def _in_micro(content: bytes, images: Any) -> list[Any]:
 
 
 class _Writer:
-    def __init__(self, program: Program, size: Size, four_bits: bool = False) -> None:
+    def __init__(self, program: Program, images: Tensor, four_bits: bool = False, round_outputs: bool = False) -> None:
         from ai_edge_litert import schema_py_generated as schema
 
         self.schema: Any = schema
-        self.program, self.sizes, self.four_bits = program, program.sizes(size), four_bits
+        self.program, self.four_bits = program, four_bits
+        self.sizes = program.sizes((images.shape[2], images.shape[3]))
+        self.chains, self.rounded = Chains(program), dict[int, _How]()
+        if round_outputs:
+            found = roundings(program, images, self.chains, signed=False)
+            self.rounded = {place: (step, zero - 128) for place, (step, zero) in found.items()}
         self.buffers: list[Any] = [schema.BufferT()]
         self.tensors: list[Any] = []
         self.operators: list[Any] = []
@@ -148,17 +163,25 @@ class _Writer:
 
     def model(self) -> Any:
         schema, inner = self.schema, {}
-        in_bytes = {} if self.four_bits else requantized(self.program)
+        in_bytes = {} if self.four_bits else requantized(self.program, self.rounded or None)
         inside = {place for found in in_bytes.values() for place in found.chain}
+        convs = {found.chain[0] for found in in_bytes.values()}
+        sums = {self._sum(place): place for place in self.rounded}
         for number, operation in enumerate(self.program.operations):
             self.origin = operation.origin
-            if number in inside:
+            if number in in_bytes:
+                self.values.append(self._conv_in_bytes(in_bytes[number], self.rounded.get(number)))
+            elif number in inside or sums.get(number, number) != number:
                 self.values.append(-1)
-            elif number in in_bytes:
-                self.values.append(self._conv_in_bytes(in_bytes[number]))
+            elif (in_codes := self._written_in_bytes(number)) is not None:
+                self.values.append(in_codes)
             else:
                 given = [self._as_floats(self.values[place]) for place in operation.inputs]
-                self.values.append(self._written(operation, [1, *self.sizes[number], operation.channels], *given))
+                if self.rounded and {*self.chains.readers[number]} <= convs and _is_even(operation):
+                    value = self._quantized_at_once(operation, *given)
+                else:
+                    value = self._written(operation, self._size(number), *given)
+                self.values.append(self._rounded(value, self.rounded[number]) if number in self.rounded else value)
                 if isinstance(operation, Quantize | ops.Sign):
                     inner[f"{number}.input"] = given[0]
             if isinstance(operation, Quantize | ops.Sign):
@@ -171,7 +194,7 @@ class _Writer:
             output = self._add("RESHAPE", [output, self._whole(shape)], [1, shape[1]], options)
         graph, model, told = schema.SubGraphT(), schema.ModelT(), schema.MetadataT()
         graph.name, graph.tensors, graph.operators = "main", self.tensors, self.operators
-        graph.inputs, graph.outputs = [self.values[0]], [output]
+        graph.inputs, graph.outputs = [0], [output]  # the first tensor, before it is rounded
         told.name, told.buffer = _METADATA, self._buffer(json.dumps(inner).encode())
         model.version, model.description, model.metadata = 3, "qconv", [told]
         model.subgraphs, model.buffers, model.operatorCodes = [graph], self.buffers, [*map(self._code, self.kinds)]
@@ -182,6 +205,41 @@ class _Writer:
         code.builtinCode, code.version = getattr(self.schema.BuiltinOperator, kind[0]), kind[1]
         code.deprecatedBuiltinCode = min(code.builtinCode, 127)
         return code
+
+    def _sum(self, place: int) -> int:
+        """Return the place of the sum that alone becomes the value of a place, which is its ReLU, or the place."""
+        operation: Any = self.program.operations[place]
+        before = operation.inputs[0] if operation.inputs else 0
+        is_relu = isinstance(operation, ops.Clamp) and (operation.low, operation.high) == (0, math.inf)
+        is_sum = isinstance(self.program.operations[before], ops.Add) and self.chains.next(before, ops.Clamp) == place
+        return before if is_relu and is_sum else place
+
+    def _written_in_bytes(self, place: int) -> int | None:
+        """Add the operator of bytes for a sum or a shortcut of rounded values; None if it has none."""
+        operation: Any = self.program.operations[self._sum(place)]
+        given = [self.rounded.get(each) for each in operation.inputs]
+        if not given or None in given:
+            return None
+        x, *others = (self.values[each] for each in operation.inputs)
+        if isinstance(operation, ops.Add) and place in self.rounded:
+            options = self.schema.AddOptionsT()
+            return self._add("ADD", [x, *others], self._size(place), options, version=2, how=self.rounded[place])
+        if isinstance(operation, ops.Take) and self.rounded.get(place) == given[0]:
+            return self._take(operation, self._size(place), x)
+        return None
+
+    def _quantized_at_once(self, quantize: Any, x: int) -> int:
+        """Codes in bytes of a quantizer's step, from floats: of bytes, XNNPACK rounds the ratio of both steps."""
+        low, high = quantize.ends
+        x = self._clamp(x, low * quantize.step, math.inf) if high - low < 255 else x
+        return self._rounded(x, (quantize.step, 127 - high))
+
+    def _rounded(self, x: int, how: _How) -> int:
+        """The numbers of a tensor in bytes, with a step and a zero point."""
+        return self._add("QUANTIZE", [x], self._shape(x), self.schema.QuantizeOptionsT(), how=how)
+
+    def _size(self, place: int) -> list[int]:
+        return [1, *self.sizes[place], self.program.operations[place].channels]
 
     def _written(self, operation: Operation, shape: list[int], *given: int) -> int:
         """Add the operators of an operation; return the tensor of its value. Codes are less their zero."""
@@ -246,17 +304,19 @@ class _Writer:
         sums = self._convolved(conv, x, filters, bias, float(getattr(conv, "pad_value", 0)))
         return sums if bool((steps == 1).all()) else self._binary("MUL", sums, steps)
 
-    def _conv_in_bytes(self, found: Integers) -> int:
-        """A convolution of bytes with what follows it, up to codes or signs and a maximum of these."""
+    def _conv_in_bytes(self, found: Integers, how: _How | None) -> int:
+        """A convolution of bytes with what follows it, up to codes or signs and a maximum of these, or to numbers."""
         conv: Any = self.program.operations[found.chain[0]]
         low, high = ops.Sign.ends if found.ends is None else found.ends
-        activation = _BY_ONE if found.ends is None else _RELU if low == 0 else _NONE
-        zero = 0 if found.ends is None else 127 - high
+        activation = _NONE if how else _BY_ONE if found.ends is None else _RELU if low == 0 else _NONE
+        step, zero = how or (1.0, 0 if found.ends is None else 127 - high)
+        x = self._as_bytes(conv.inputs[0])
         weight, axis = found.weight.to(torch.int8).permute(self._order(conv)), 3 if self._is_depthwise(conv) else 0
-        scales = found.scale.tolist()
+        scales = (found.scale * step / self._how(x)[0]).tolist()
         filters = self._scaled(self._tensor(weight.shape, "INT8", weight), scales, axis=axis)
-        bias = self._scaled(self._tensor(found.bias.shape, "INT32", found.bias.int()), scales)
-        codes = self._convolved(conv, self._as_bytes(conv.inputs[0]), filters, bias, 0.0, activation, zero)
+        of_bias = (found.scale * step).tolist()
+        bias = self._scaled(self._tensor(found.bias.shape, "INT32", found.bias.int()), of_bias)
+        codes = self._convolved(conv, x, filters, bias, 0.0, activation, (step, zero))
         pool: Any = self.program.operations[found.chain[-1]]
         if not isinstance(pool, ops.Maximum):
             return codes
@@ -273,9 +333,9 @@ class _Writer:
         bias: int,
         pad_value: float,
         activation: int = _NONE,
-        zero: int | None = None,
+        how: _How | None = None,
     ) -> int:
-        """Sums as floats, or as bytes with a zero point."""
+        """Sums as floats, or as bytes."""
         window, is_depthwise = conv.window, self._is_depthwise(conv)
         height, width = self._shape(x)[1:3]
         is_same = _is_same(window, (height, width)) and not pad_value
@@ -289,7 +349,7 @@ class _Writer:
         if is_depthwise:
             options.depthMultiplier = conv.channels // self._shape(x)[3]
         name = "DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D"
-        return self._add(name, [x, filters, bias], shape, options, version=1 if zero is None else 3, zero=zero)
+        return self._add(name, [x, filters, bias], shape, options, version=1 if how is None else 3, how=how)
 
     def _is_depthwise(self, conv: Any) -> bool:
         return conv.groups == self.program.operations[conv.inputs[0]].channels > 1
@@ -300,23 +360,22 @@ class _Writer:
     def _as_bytes(self, place: int) -> int:
         """The codes of a place as bytes, with a zero by which the largest byte is the highest code."""
         x = self.values[place]
-        if self._zero(x) is None and x not in self.bytes:
+        if self._how(x) is None and x not in self.bytes:
             coder: Any = self.program.operations[place]
             low, high = coder.ends
-            options = self.schema.QuantizeOptionsT()
-            self.bytes[x] = self._add("QUANTIZE", [x], self._shape(x), options, zero=127 - high if low + high else 0)
+            self.bytes[x] = self._rounded(x, (1.0, 127 - high if low + high else 0))
         return self.bytes.get(x, x)
 
     def _as_floats(self, x: int) -> int:
-        if self._zero(x) is not None and x not in self.floats:
+        if self._how(x) is not None and x not in self.floats:
             options = self.schema.DequantizeOptionsT()
             self.floats[x] = self._add("DEQUANTIZE", [x], self._shape(x), options, version=2)
         return self.floats.get(x, x)
 
-    def _zero(self, x: int) -> int | None:
-        """The zero point of codes in bytes."""
-        tensor = self.tensors[x]
-        return tensor.quantization.zeroPoint[0] if tensor.type == self.schema.TensorType.INT8 else None
+    def _how(self, x: int) -> Any:
+        """The step and the zero point of a tensor in bytes."""
+        told = self.tensors[x].quantization
+        return (told.scale[0], told.zeroPoint[0]) if self.tensors[x].type == self.schema.TensorType.INT8 else None
 
     def _scaled(self, tensor: int, scales: list[float], zero: int = 0, axis: int = 0) -> int:
         quantization = self.schema.QuantizationParametersT()
@@ -388,10 +447,13 @@ class _Writer:
 
     def _take(self, take: ops.Take, shape: list[int], x: int) -> int:
         if take.stride != (1, 1):
-            options = self.schema.StridedSliceOptionsT()
+            options, how = self.schema.StridedSliceOptionsT(), self._how(x)
             options.beginMask = options.endMask = 15
             whole = [self._whole(ends) for ends in ([0] * 4, [0] * 4, [1, *take.stride, 1])]
-            x = self._add("STRIDED_SLICE", [x, *whole], [*shape[:3], self._shape(x)[3]], options)
+            version = 2 if how else 1
+            x = self._add(
+                "STRIDED_SLICE", [x, *whole], [*shape[:3], self._shape(x)[3]], options, version=version, how=how
+            )
         return self._padded(x, channels=(take.first, take.channels - take.first - self._shape(x)[3]))
 
     def _pool(self, pool: Any, shape: list[int], x: int) -> int:
@@ -400,10 +462,10 @@ class _Writer:
         options = self.schema.Pool2DOptionsT()
         self._windowed(options, pool.window, False)
         options.filterHeight, options.filterWidth = pool.window.kernel
-        zero = self._zero(x)
-        x = self._padded(x, padding, 0.0 if is_average or zero is not None else -_LARGEST)
-        name, version = "AVERAGE_POOL_2D" if is_average else "MAX_POOL_2D", 1 if zero is None else 2
-        pooled = self._add(name, [x], shape, options, version=version, zero=zero)
+        how = self._how(x)
+        x = self._padded(x, padding, 0.0 if is_average or how else -_LARGEST)
+        name, version = "AVERAGE_POOL_2D" if is_average else "MAX_POOL_2D", 2 if how else 1
+        pooled = self._add(name, [x], shape, options, version=version, how=how)
         if not is_average or not any(padding):
             return pooled
         inside = ops.Average(inputs=(0,), channels=1, window=pool.window._replace(padding=(0, 0, 0, 0), ceil=False))
@@ -422,9 +484,9 @@ class _Writer:
         if abs(value) == 1:  # of a sign
             zeros = self._add("PAD", [self._binary("ADD", x, torch.tensor(-value)), self._whole(pads)], shape)
             return self._binary("ADD", zeros, torch.tensor(value))
-        more, zero = [self._floats(torch.tensor(value))] if value else [], self._zero(x)
-        version = 1 if zero is None else 2
-        return self._add("PADV2" if value else "PAD", [x, self._whole(pads), *more], shape, version=version, zero=zero)
+        more, how = [self._floats(torch.tensor(value))] if value else [], self._how(x)
+        version = 2 if how else 1
+        return self._add("PADV2" if value else "PAD", [x, self._whole(pads), *more], shape, version=version, how=how)
 
     def _binary(self, name: str, x: int, other: int | Tensor, activation: int = _NONE) -> int:
         options = getattr(self.schema, f"{name.title()}OptionsT")()
@@ -440,12 +502,12 @@ class _Writer:
         options: Any = None,
         kind: str = "FLOAT32",
         version: int = 1,
-        zero: int | None = None,
+        how: _How | None = None,
     ) -> int:
-        """Add an operator; return the tensor of its result: codes in bytes, if they have a zero point."""
-        operator, result = self.schema.OperatorT(), self._tensor(shape, kind if zero is None else "INT8")
-        if zero is not None:
-            self._scaled(result, [1.0], zero)
+        """Add an operator; return the tensor of its result: bytes, if they have a step and a zero point."""
+        operator, result = self.schema.OperatorT(), self._tensor(shape, "INT8" if how else kind)
+        if how:
+            self._scaled(result, [how[0]], how[1])
         operator.opcodeIndex = self.kinds.setdefault((name, version), len(self.kinds))
         operator.inputs, operator.outputs = given, [result]
         if options is not None:
@@ -481,6 +543,11 @@ class _Writer:
         buffer.data = np.frombuffer(content, np.uint8)
         self.buffers.append(buffer)
         return len(self.buffers) - 1
+
+
+def _is_even(operation: Operation) -> bool:
+    """Whether it makes codes that a step alone gives."""
+    return isinstance(operation, Quantize) and form_of(operation, *operation.ends)[0] != EDGES
 
 
 def _is_same(window: Window, size: Size) -> bool:

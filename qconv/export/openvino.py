@@ -23,13 +23,13 @@ _LEVELS = 256
 _LARGEST = torch.finfo(torch.float32).max  # in place of inf, which an attribute of the file can't be
 
 
-def write(program: Program, path: Path, size: Size) -> None:
+def write(program: Program, path: Path, images: Tensor) -> None:
     """Write a program as an OpenVINO model for batches of images of one size.
 
     Args:
         program: the program.
         path: of the .xml file.
-        size: height and width of the images.
+        images: some of the size that the file takes.
 
     Raises:
         ImportError: OpenVINO is missing: ``pip install "qconv[openvino]"``.
@@ -39,7 +39,7 @@ def write(program: Program, path: Path, size: Size) -> None:
         import openvino
     if path.suffix != ".xml":
         raise ValueError(f"path (={path}) must end in .xml: OpenVINO writes the weights to a .bin file beside it")
-    model = _Writer(program, size).model()
+    model = _Writer(program, (images.shape[2], images.shape[3])).model()
     for name, value in SETTINGS.items():
         model.set_rt_info(value, ["qconv", name])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

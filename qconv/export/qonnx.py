@@ -24,13 +24,13 @@ _OPSET, _IR = 17, 9  # which FINN and hls4ml read
 _FLAT = "flat"  # in the metadata: whether the output loses its height and width, which hls4ml can't stream
 
 
-def write(program: Program, path: Path, size: Size) -> None:
+def write(program: Program, path: Path, images: Tensor) -> None:
     """Write a program as a QONNX file for one image, as FINN and hls4ml take it: (1, C, H, W), outputs, too.
 
     Args:
         program: the program.
         path: of the file.
-        size: height and width of the image.
+        images: some of the size that the file takes.
 
     Raises:
         ImportError: onnx is missing: ``pip install "qconv[qonnx]"``.
@@ -38,7 +38,7 @@ def write(program: Program, path: Path, size: Size) -> None:
     """
     with needed("export to QONNX"):
         import onnx  # noqa: F401
-    content = _Writer(program, size).model().SerializeToString()
+    content = _Writer(program, (images.shape[2], images.shape[3])).model().SerializeToString()
     with atomic_file(path) as file:
         file.write(content)
 

@@ -7,6 +7,7 @@ the weights are searched for each channel, with which both find each edge betwee
 without them stays float.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,29 +24,40 @@ _MOST_FINER = 32
 _MOST_EDGES = 31  # more are hardly ever met by one line with a whole bias
 
 
-def requantized(program: Program) -> dict[int, Integers]:
-    """Return the convolutions that 8-bit kernels compute exactly, by the place of what makes codes or signs of them."""
+def requantized(program: Program, rounded: Mapping[int, tuple[float, int]] | None = None) -> dict[int, Integers]:
+    """Return the convolutions that 8-bit kernels compute exactly, by the place of what makes codes or signs of them.
+
+    With ``rounded``, the `roundings` of a program, others too: those whose sums become 256 numbers, and those whose
+    codes may be off by one.
+    """
     chains, found = Chains(program), dict[int, Integers]()
+
+    def add(place: int, integers: Integers | None) -> None:
+        if integers is not None and _pads_by_zero(program, integers.chain[0]) and integers.weight.abs().max() <= 127:
+            found[place] = integers
+
     for place, coder in enumerate(program.operations):
         if not isinstance(coder, ops.Quantize | ops.Sign):
             continue
-        levels = chains.levels(place, pooled=True, most=_MOST_EDGES)
-        integers = None if levels is None else _of_kernels(program, levels, coder)
-        if integers is not None:
-            found[place] = integers
+        if (levels := chains.levels(place, pooled=True, most=_MOST_EDGES)) is not None:
+            add(place, levels.as_signs() if isinstance(coder, ops.Sign) else _searched(levels))
+        low, high = coder.ends
+        is_cut = low >= 0 or high - low == 255  # below, by a ReLU or by the smallest byte
+        if rounded is not None and is_cut and place not in found:
+            add(place, chains.coded(place))
+    inside = {place for integers in found.values() for place in integers.chain}
+    for place, (step, _) in (rounded or {}).items():
+        if place not in inside:
+            add(place, chains.rounded(place, step))
     return found
 
 
-def _of_kernels(program: Program, levels: Levels, coder: ops.Quantize | ops.Sign) -> Integers | None:
-    conv: Any = program.operations[levels.chain[0]]
+def _pads_by_zero(program: Program, place: int) -> bool:
+    """Whether a convolution pads by the zero of its input, as kernels do."""
+    conv: Any = program.operations[place]
     given: Any = program.operations[conv.inputs[0]]
     pads_codes = any(conv.window.padding) and getattr(conv, "pad_value", 0)
-    if pads_codes or (isinstance(given, ops.Quantize) and conv.zero != given.zero):
-        return None  # kernels pad by the input's zero
-    if isinstance(coder, ops.Sign):
-        signs = levels.as_signs()
-        return signs if int(signs.weight.abs().max()) <= 127 else None
-    return _searched(levels)
+    return not pads_codes and (isinstance(given, ops.Sign) or conv.zero == given.zero)
 
 
 def _searched(levels: Levels) -> Integers | None:

@@ -74,7 +74,7 @@ def export(
             or "pt2" (`torch.export`).
         images: typical images (N, C, H, W). The file takes images of their size; "onnx", "program" and "pt2" take
             others, too, if the network does.
-        options: of the target: for "litert" `four_bits`, for "onnx" those of `qconv.export_onnx`.
+        options: of the target: for "litert" `four_bits` and `round_outputs`, for "onnx" those of `qconv.export_onnx`.
 
     Returns:
         The program; None for "onnx".
@@ -113,7 +113,7 @@ def export(
             warnings.filterwarnings("ignore", "No complete tensor")  # of weights in channels_last, which are whole
             torch.export.save(exported, file)
     else:
-        import_module(f".{to}", __package__).write(program, path, (images.shape[2], images.shape[3]), **options)
+        import_module(f".{to}", __package__).write(program, path, images.detach().float().cpu(), **options)
     return program
 
 
