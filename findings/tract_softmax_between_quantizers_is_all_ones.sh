@@ -7,8 +7,8 @@
 # the quantizer, so that all classes tie. Without the quantizers before, or those behind, the numbers are right, and
 # between them Sigmoid, Tanh, Exp and others are right.
 # Seen, for 64 rows of 10 classes, as share of wrong outputs: Softmax, quantizers on both sides 100 %, before 0 %,
-# behind 0 %, for uint8 and for int8; LogSoftmax the same; Sigmoid 0 %. All shares are
-# 0.996, their sums 9.96.
+# behind 0 %, for uint8 and for int8; LogSoftmax the same; Sigmoid 0 %. Every share
+# is 0.996, and their sum 9.96.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
