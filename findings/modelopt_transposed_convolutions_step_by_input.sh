@@ -7,8 +7,8 @@
 # filters share steps, and those far below the largest become 0. Nothing is said. With axis 1 in a configuration of
 # one's own, the numbers are right.
 # Seen, for 16 filters whose sizes grow from 1e-4 to 1, as error of the worst output channel, with 8-bit weights and
-# with 8-bit inputs too: Conv1d, 2d and 3d 0 to 1 % and 1 to 2 %; ConvTranspose1d, 2d and 3d 100 to 102 % and 100 %, with
-# axis 1 0 to 1 %.
+# with 8-bit inputs too: Conv1d, 2d and 3d 0 to 1 % and 1 to 2 %; ConvTranspose1d, 2d and 3d 100 to 102 % and 100 %,
+# with axis 1 0 to 1 %.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
