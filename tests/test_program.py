@@ -145,7 +145,7 @@ def every(kinds: int, groups: int) -> Program:
     wider: dict[str, Any] = {"channels": channels + 21}
     y = program.add(ops.Take(**wider, inputs=(x,)))
     z = program.add(ops.Take(**wider, inputs=(x,), first=21))
-    y = program.add(ops.Add(**wider, inputs=(y, z)))
+    y = program.add(ops.Add(**wider, inputs=(z, y)))
     y = program.add(ops.Select(**wider, inputs=(y,), index=torch.randint(channels + 21, (channels + 21,))))
     y = program.add(ops.Affine(**wider, inputs=(y,), **of_channels(channels + 21)))
     y = program.add(ops.Sigmoid(**wider, inputs=(y,)))
