@@ -453,6 +453,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "linear": (aten.linear.default, aten.permute, WEIGHT, torch.arange(6.0)),
     "layer norm": (aten.native_layer_norm.default, X, [8], torch.arange(8.0), torch.ones(8), 1e-5, {"result": 0}),
     "group norm": (aten.group_norm.default, X, 3, torch.arange(6.0), torch.ones(6)),
+    "instance norm": (nn.InstanceNorm2d(6), X),
     "transposed": (
         *(aten.convolution.default, X, torch.ones(6, 2, 3, 3), torch.ones(4), [2, 2], [1, 1], [1, 1], True),
         *([1, 1], 2),

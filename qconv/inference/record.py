@@ -88,7 +88,7 @@ def _recorded_layer(input: Tensor, place: int) -> Tensor:
     """Return a tensor of the output's shape: no program depends on its numbers."""
     forward = _WHOLE[place]
     layer: Any = forward.__self__
-    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.InstanceNorm1d | nn.InstanceNorm2d):
         layer._check_input_dim(input)
         return torch.empty_like(input)
     is_plain = isinstance(layer, QConv2d) and type(layer).forward is QConv2d.forward

@@ -91,6 +91,9 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
 def _write_module(graph: Graph, function: Function, given: str, shape: Any) -> str:
     """Add what a module does with an input of this shape, function by function."""
     module: Any = function.function
+    if isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d):  # which torch computes as channels of one image
+        numbers = (module.weight, module.bias) if module.affine else (torch.ones(shape[1]), torch.zeros(shape[1]))
+        return graph.node("InstanceNormalization", given, *map(graph.constant, numbers), epsilon=module.eps)
     run = dispatch_functionalize(getattr(module, "on_floats", module))
     recorded, more = (make_fx(run)(torch.zeros(images, *shape[1:])) for images in (2, 3))
     names, shapes, place = [given], [tuple(shape)], dict[Any, Any]()
@@ -287,8 +290,10 @@ def _normalized(c: _Call, x: str, axes: list[int], shape: Sequence[int], output:
     return x if c.bias is None else c("Add", x, c.bias.reshape(shape))
 
 
-def _batch_norm(c: _Call) -> str:
+def _batch_norm(c: _Call) -> str | None:
     given = c.running_mean, c.running_var
+    if not isinstance(given[0], Tensor):
+        return None
     scale = torch.ones_like(given[0]) if c.weight is None else c.weight
     bias = torch.zeros_like(given[0]) if c.bias is None else c.bias
     return c("BatchNormalization", c.x, scale, bias, *given, epsilon=float(c.eps))
