@@ -881,3 +881,6 @@ def test_images_that_are_too_large_or_small_go_through_the_modules() -> None:
         frozen(torch.randn(1, 3, 4, 4))
     assert not frozen.unplanned  # other sizes still have a plan
     assert torch.equal(frozen(x), wanted)
+    parts = nn.Conv2d(3, 8, 3), nn.Tanh(), nn.AvgPool2d(4), nn.Tanh(), nn.Conv2d(8, 8, 1)
+    with pytest.raises(ValueError, match="images are too small for a window of 4 x 4 pixels"):
+        build(trained(nn.Sequential(*parts), None, x), x)(torch.randn(1, 3, 4, 4))
