@@ -786,6 +786,7 @@ OPTIM: list[Row] = [
     (lambda: OvSW(delta=-1), ValueError, r"delta \(=-1\) must be at least 0"),
     (lambda: OvSW(momentum=1.0), ValueError, r"momentum \(=1.0\)"),
     (lambda: OvSW().attach(small(), wrong(object())), TypeError, "must be a torch"),
+    (lambda: ModelOptimizer(SGD, lr=-1), ValueError, r"lr \(=-1\) must be at least 0 and finite"),
     (lambda: ModelOptimizer(SGD, lr=0.1)(wrong(iter(()))), TypeError, "must be the module itself, not its parameters"),
     *(
         (partial(call, (each for each in ())), TypeError, r"model \(=<generator .*must be a torch.nn.Module")
