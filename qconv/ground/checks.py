@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from torch import SymInt, nn
+from torch import SymInt, Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 
 def check_module(model: object, name: str = "model") -> None:
@@ -15,8 +16,8 @@ def check_module(model: object, name: str = "model") -> None:
 
 
 def in_a_line(value: object) -> str:
-    """Return the beginning of the value's representation, without line breaks."""
-    text = repr(value)
+    """Return the beginning of the value's representation, without line breaks; of tensors, type and shape."""
+    text = repr(tree_map_only(Tensor, lambda each: f"{type(each).__name__} of {tuple(each.shape)}", value))
     line = text.partition("\n")[0][:100]
     return line if line == text else f"{line}…"
 
