@@ -428,6 +428,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "expand": (aten.expand.default, HALF.view(1, 6, 1), [Images(1), -1, 8]),
     "shuffle": (aten.pixel_shuffle.default, aten.cat, 2),
     "unshuffle": (aten.pixel_unshuffle.default, X, 2),
+    "glu": (aten.glu.default, X, 1),
     "stack": (aten.stack.default, [X, X], 2),
     "roll": (aten.roll.default, X, [2, -3], [2, -1]),
     "repeat": (aten.repeat.default, X, [1, 2, 1, 3]),

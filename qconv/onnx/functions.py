@@ -179,6 +179,12 @@ def _split(c: _Call) -> str:
     return c("Slice", c.x, [start], [start + sizes[c.result]], [c.dim])
 
 
+def _glu(c: _Call) -> str:
+    (dim,) = c.dims(c.dim)
+    first, second = (c("Slice", c.x, [at], [at + c.shape[dim] // 2], [dim]) for at in (0, c.shape[dim] // 2))
+    return c("Mul", first, c("Sigmoid", second))
+
+
 _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}  # of torch's padding
 
 
@@ -367,7 +373,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **dict.fromkeys(("softmax", "_softmax"), lambda c: c("Softmax", c.x, axis=c.dim)),
     **dict.fromkeys(("log_softmax", "_log_softmax"), lambda c: c("LogSoftmax", c.x, axis=c.dim)),
     **dict.fromkeys(("view", "_unsafe_view", "reshape"), lambda c: c("Reshape", c.x, c.sizes(c.args[1]))),
-    **dict(flatten=_flatten, expand=_expand, split=_split, split_with_sizes=_split),
+    **dict(flatten=_flatten, expand=_expand, split=_split, split_with_sizes=_split, glu=_glu),
     "squeeze": lambda c: c("Squeeze", c.x, d) if (d := [e for e in c.dims(c.dim or []) if c.shape[e] == 1]) else None,
     "unsqueeze": lambda c: c("Unsqueeze", c.x, [c.dim]),
     "slice": lambda c: c("Slice", c.x, [c.start or 0], [2**62 if c.end is None else c.end], [c.dim], [c.step]),
