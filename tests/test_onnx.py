@@ -446,6 +446,13 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "average": (aten.avg_pool2d.default, X, [3, 3], [2, 2], [1, 1], True, False),
     "average with padding": (aten.avg_pool2d.default, X, [2], [], [1]),
     "largest": (aten.max_pool2d_with_indices.default, X, [3, 3], [2, 2], [1, 1], [1, 1], True, {"result": 0}),
+    "average of volumes": (aten.avg_pool3d.default, aten.unsqueeze, [1, 2, 2]),
+    "largest of volumes": (aten.max_pool3d_with_indices.default, aten.unsqueeze, [1, 2, 2], {"result": 0}),
+    "adaptive volumes": (aten._adaptive_avg_pool3d.default, aten.unsqueeze, [1, 3, 4]),
+    "nearest of volumes": (aten.upsample_nearest3d.vec, aten.unsqueeze, None, [2.0, 2.0, 3.0]),
+    "replicate volumes": (aten.replication_pad3d.default, aten.unsqueeze, [1, 2, 0, 1, 0, 1]),
+    "linear signals": (aten.upsample_linear1d.default, aten.amax, [12], False),
+    "nearest of a computed size": (aten.upsample_nearest2d.vec, X, [12, 20], None),
     "adaptive": (aten._adaptive_avg_pool2d.default, X, [3, 4]),
     "adaptive largest": (aten.adaptive_max_pool2d.default, X, [1, 1], {"result": 0}),
     "mean": (aten.mean.dim, X, [-1, -2], True),
@@ -465,6 +472,8 @@ BEFORE = {
     aten.lt: ((aten.lt.Scalar, X, 0.5), 6),
     aten.mean: ((aten.mean.dim, X, [2], True), 6),
     aten.cat: ((aten.cat.default, [X, X], 1), 12),
+    aten.unsqueeze: ((aten.unsqueeze.default, X, 2), 6),
+    aten.amax: ((aten.amax.default, X, [2]), 6),
     aten.permute: ((aten.permute.default, X, [0, 2, 3, 1]), 8),
 }
 
