@@ -82,7 +82,7 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
     is_aten = isinstance(target, torch._ops.OpOverload)
     kind = target._schema.name.partition("::")[2].rstrip("_") if is_aten else ""
     name, row = None, _TABLE.get(re.sub("[13]d", "2d", kind))  # which is of any number of dimensions
-    if row is not None and (function.result in (None, 0) or kind.startswith("split")):
+    if row is not None and (function.result in (None, 0) or kind.startswith(("split", "unbind"))):
         call = _Call(graph, function, given, shapes)
         name = row(call) if callable(row) else call(row, *call.args[: 2 if row in _OF_TWO else 1])
     if name is None:
@@ -317,6 +317,15 @@ def _layer_norm(c: _Call) -> str:
     return _normalized(c, c.x, list(range(c.rank - len(c.normalized_shape), c.rank)), c.normalized_shape)
 
 
+def _attention(c: _Call) -> str | None:
+    if c.is_causal:
+        return None
+    query = c("Mul", c.x, c.shape[-1] ** -0.5 if c.scale is None else float(c.scale))
+    scores = c("MatMul", query, c("Transpose", c.key, perm=[*range(c.rank - 2), c.rank - 1, c.rank - 2]))
+    scores = scores if c.attn_mask is None else c("Add", scores, c.attn_mask)
+    return c("MatMul", c("Softmax", scores, axis=-1), c.value)
+
+
 def _compared(kind: str) -> Callable[[_Call], str]:
     return lambda c: _cast(c, c(kind, c.x, c.args[1]), "FLOAT")
 
@@ -380,6 +389,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "squeeze": lambda c: c("Squeeze", c.x, d) if (d := [e for e in c.dims(c.dim or []) if c.shape[e] == 1]) else None,
     "unsqueeze": lambda c: c("Unsqueeze", c.x, [c.dim]),
     "slice": lambda c: c("Slice", c.x, [c.start or 0], [2**62 if c.end is None else c.end], [c.dim], [c.step]),
+    "unbind": lambda c: c("Gather", c.x, torch.tensor(c.result), axis=c.dim),
     "select": lambda c: c("Gather", c.x, torch.tensor(c.index), axis=c.dim),
     **dict(transpose=_transpose, t=_transpose, permute=lambda c: c("Transpose", c.x, perm=c.dims(c.args[1]))),
     "cat": lambda c: c("Concat", *c.args[0], axis=c.dim),
@@ -402,6 +412,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "linear": _linear,
     "addmm": lambda c: c("Add", c("MatMul", c.mat1, c.mat2), c.x) if c.alpha == c.beta == 1 else None,
     **dict.fromkeys(("convolution", "conv2d"), _convolution),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_native_batch_norm_legit_no_training": _batch_norm,
     **dict(layer_norm=_layer_norm, native_layer_norm=_layer_norm),
     **dict(group_norm=_group_norm, native_group_norm=_group_norm),
