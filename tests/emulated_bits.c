@@ -15,9 +15,12 @@ int main(int count, char **arguments) {
     for (int round = 0; round < 600; round++) {
         const int64_t operation = below(8), type = below(operation > CLAMP && operation != WHERE_PASSES ? 3 : 2);
         const int64_t groups = operation == CLAMP || operation > WHERE_PASSES ? 1 : 1 + below(3);
-        const int64_t bits = operation > WHERE_PASSES ? widths[below(4)] : 1, c = channels[below(9)], p = pixels[below(7)];
-        const int64_t row = operation > WHERE_PASSES ? (c * bits + 7) / 8 : groups * ((c + 63) / 64) * 8, last = below(2);
-        const size_t numbers = (size_t)(2 * groups * c * p), size = numbers * (size_t)sizes[type], packed = (size_t)(2 * p * row);
+        const int64_t bits = operation > WHERE_PASSES ? widths[below(4)] : 1;
+        const int64_t c = channels[below(9)], p = pixels[below(7)];
+        const int64_t row = operation > WHERE_PASSES ? (c * bits + 7) / 8 : groups * ((c + 63) / 64) * 8;
+        const int64_t last = below(2);
+        const size_t numbers = (size_t)(2 * groups * c * p), size = numbers * (size_t)sizes[type];
+        const size_t packed = (size_t)(2 * p * row);
         char *input = calloc(1, size), *made[2];
         for (size_t i = 0; i < numbers; i++) {
             const float code = (float)below((int64_t)1 << bits);

@@ -13,7 +13,8 @@ int main(void) {
         addresses[i] = bytes[i] ? malloc((size_t)bytes[i]) : NULL;
         if (bytes[i] && i < LOOK_UP_ADDRESSES - 1 && fread(addresses[i], (size_t)bytes[i], 1, stdin) != 1) return 2;
     }
-    int (*const kernels[])(LookUp *, int64_t, ParallelFor) = {look_up_grad_input, look_up_grad_weight, look_up_convolve};
+    int (*const kernels[])(LookUp *, int64_t, ParallelFor) = {look_up_grad_input, look_up_grad_weight,
+                                                              look_up_convolve};
     LookUp call = look_up_of(addresses, numbers);
     if (kernels[which](&call, 1, NULL)) return 3;
     return fwrite(addresses[LOOK_UP_ADDRESSES - 1], (size_t)bytes[LOOK_UP_ADDRESSES - 1], 1, stdout) != 1;

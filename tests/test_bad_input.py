@@ -673,7 +673,7 @@ MISTAKES: list[Row] = [
     (lambda: qconv.QLinear(3, 4)(wrong([1.0, 2.0, 3.0])), TypeError, r"^input \(list\) must be a tensor"),
     (lambda: conv()(IMAGE[0, :2]), ValueError, r"^input has shape \(2, 8, 8\); its dimension 0 must be in_channels"),
     (lambda: qconv.convert(wrong(schemes.bnn()), wrong(small())), TypeError, r"^model \(=.*must be a torch.nn.Module"),
-    (lambda: qconv.calibrate(wrong([IMAGE]), wrong(small())), TypeError, r"^model \(=\[tensor.*must be a"),
+    (lambda: qconv.calibrate(wrong([IMAGE]), wrong(small())), TypeError, r"^model \(=\['Tensor of .*must be a"),
     (lambda: qconv.calibrate(small(), wrong(None)), TypeError, r"^batches \(NoneType\) must be batches"),
     (lambda: qconv.calibrate(small(), [3]), TypeError, r"^batches: 3 must be an input of the model"),
     (lambda: qconv.calibrate(small(), [[]]), TypeError, r"^batches: \[\] must be an input of the mo"),
@@ -727,6 +727,7 @@ SUMMARIES: list[Row] = [
         (partial(qconv.summarize, CNN, wrong(size)), TypeError, r"input_size \(=.*\) must be a sequence of whole numbe")
         for size in (8, (1, 8.0, 8), "188", None)
     ),
+    (lambda: qconv.summarize(CNN, wrong({"x": IMAGE})), TypeError, r"input_size \(=\{'x': 'Tensor of .*'\}\) must"),
     (lambda: qconv.summarize(conv(), (4, 5, 5)), ValueError, r"\(=\(4, 5, 5\)\) must be what the model takes: input h"),
     (lambda: qconv.summarize(DeformConv2d(4, 6, 3), (4, 5, 5)), ValueError, r"must be what the model takes: .*'offset"),
     *(
@@ -786,6 +787,7 @@ OPTIM: list[Row] = [
     (lambda: OvSW(delta=-1), ValueError, r"delta \(=-1\) must be at least 0"),
     (lambda: OvSW(momentum=1.0), ValueError, r"momentum \(=1.0\)"),
     (lambda: OvSW().attach(small(), wrong(object())), TypeError, "must be a torch"),
+    (lambda: ModelOptimizer(SGD, lr=-1), ValueError, r"lr \(=-1\) must be at least 0 and finite"),
     (lambda: ModelOptimizer(SGD, lr=0.1)(wrong(iter(()))), TypeError, "must be the module itself, not its parameters"),
     *(
         (partial(call, (each for each in ())), TypeError, r"model \(=<generator .*must be a torch.nn.Module")

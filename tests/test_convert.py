@@ -240,11 +240,12 @@ def test_an_override_that_would_have_no_effect() -> None:
         (dict(subclasses=[nn.Conv2d]), TypeError, r"subclasses \(=\[.*\) must be a dictionary of classes and their q"),
         *(
             (dict(example=example), TypeError, rf"(?s)example \(={said}.*\) must be an input .* a tuple of its inputs")
-            for example, said in (([torch.ones(1, 3, 9, 9)], r"\[tensor"), (torch.ones(1, 3, 9, 9).numpy(), "array"))
+            for example, said in (([torch.ones(1, 3, 9, 9)], r"\['Tensor"), (torch.ones(1, 3, 9, 9).numpy(), "array"))
         ),
         (dict(scheme="bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),
         (dict(skip=(".*",)), ValueError, "has nothing left to convert:\n0  Conv2d stays: skip"),
         ({"first_last": "w9"}, ValueError, r"first_last \(='w9'\) must be one of 'float', 'w8', 'w8a8', or a"),
+        ({"first_last": ["w8"]}, ValueError, r"first_last \(=\['w8'\]\) must be one of 'float', 'w8', 'w8a8', or a"),
         ({"first_last": "w8", "skip": ()}, ValueError, r"first_last \(='w8'\) needs 'first' or 'last' in skip"),
         ({"grad_quantizer": FP8()}, TypeError, r"grad_quantizer \(=FP8\(.*\)\) must make a quantizer, not be one"),
         ({"grad_quantizer": "fp8"}, TypeError, r"grad_quantizer \(='fp8'\) must make a quantizer, not str"),

@@ -166,6 +166,14 @@ def test_outputs_behind_functions_are_contiguous() -> None:
     assert torch.allclose(frozen(x), model(x), atol=1e-5)
 
 
+def test_an_instance_norm_is_one_function() -> None:
+    model = trained(Net(nn.InstanceNorm2d(16)), schemes.lsq(4, 4), x := torch.randn(2, 3, 8, 8))
+    frozen = build(model, x)
+    assert verify(model, frozen, x).equal
+    assert frozen.unplanned == "'between': C has no InstanceNorm2d"
+    assert frozen(x[:0]).shape == model(x[:0]).shape
+
+
 SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "the first two": lambda x: x[:2],
     "the first of each chunk of four": lambda x: x.split(4)[0],

@@ -91,13 +91,13 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(
 ) -> None:
     sent = "+callbacks.send={_target_:test_go_on.InTest,number:2,epoch:-1,batch:0}"
     words = sent if isinstance(where, str) else send(signal.SIGINT, *where)
-    said = told(*TWO, words, "run_dir=runs/cut")
+    said = told(*TWO, words, "run_dir=runs/a cut")
     assert said.startswith("130\n")
-    assert said.endswith("\nstopped by Ctrl-C; resume=runs/cut continues from the last checkpoint\n")
-    assert place(tmp_path / "runs/cut/checkpoints/last.ckpt") == saved
+    assert said.endswith("\nstopped by Ctrl-C; 'resume=runs/a cut' continues from the last checkpoint\n")
+    assert place(tmp_path / "runs/a cut/checkpoints/last.ckpt") == saved
     has_epoch = where != (0, 3)
-    assert (tmp_path / "runs/cut/curves.png").is_file() == has_epoch
-    shutil.move("runs/cut", "moved")  # the folder is enough, wherever it is
+    assert (tmp_path / "runs/a cut/curves.png").is_file() == has_epoch
+    shutil.move("runs/a cut", "moved")  # the folder is enough, wherever it is
     assert "resume=moved: going on from" in told("resume=moved", "~callbacks.send")
     assert same_files(whole, tmp_path / "moved")
     assert not (tmp_path / "runs/cut").exists()

@@ -52,7 +52,7 @@ def packed(path: Path, channels: int = 3, outputs: int = 3, resize: int | None =
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a picture and packed models, which tests only read."""
-    folder = tmp_path_factory.mktemp("models")
+    folder = tmp_path_factory.mktemp("the models")
     noise(0).save(folder / "picture.png")
     packed(folder / "model")
     packed(folder / "bare", pictures=None)
@@ -187,10 +187,10 @@ def test_broken_pictures_are_named_and_the_others_are_not_lost(
         ("predict {folder}/bare a.png", "it does not describe its images"),
         ("predict {folder}/names {folder}/picture.png", "the model has 3 classes, but its file names 1"),
         ("predict {folder}/model a.png --top 0", "--top (=0) must be at least 1"),
-        ("verify {folder}/model", "name image files after {folder}/model, such as {folder}/model *.jpg"),
-        ("verify {folder}", "{folder} has no model.safetensors: write it by qconv export {folder} --to packed"),
+        ("verify {folder}/model", "name image files after {quoted}/model', such as {quoted}/model' *.jpg"),
+        ("verify {folder}", "{folder} has no model.safetensors: write it by qconv export {quoted}' --to packed"),
         ("verify model --other", "unrecognized arguments: --other"),
-        ("export {folder}/model --to onnx", "name image files after {folder}/model, such as {folder}/model *.jpg"),
+        ("export {folder}/model --to onnx", "name image files after {quoted}/model', such as {quoted}/model' *.jpg"),
         ("export {folder}/model --to packed", "{folder}/model must be the folder of a run"),
         ("export nodir --to onnx", "packed model nodir: there is no such file, run or network of the zoo"),
         ("export no/dir --to packed", "no/dir is not the folder of a run, a packed file or a network of the zoo"),
@@ -203,10 +203,10 @@ def test_broken_pictures_are_named_and_the_others_are_not_lost(
 )
 def test_mistakes(arguments: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.suppress(SystemExit):
-        assert main(arguments.format(folder=folder).split()) == 1
+        assert main([word.format(folder=folder) for word in arguments.split()]) == 1
     told = capsys.readouterr().err
     assert "qconv: error: " in told
-    assert message.format(folder=folder) in told
+    assert message.format(folder=folder, quoted=f"'{folder}") in told
 
 
 def test_summary_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

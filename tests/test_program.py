@@ -145,7 +145,7 @@ def every(kinds: int, groups: int) -> Program:
     wider: dict[str, Any] = {"channels": channels + 21}
     y = program.add(ops.Take(**wider, inputs=(x,)))
     z = program.add(ops.Take(**wider, inputs=(x,), first=21))
-    y = program.add(ops.Add(**wider, inputs=(y, z)))
+    y = program.add(ops.Add(**wider, inputs=(z, y)))
     y = program.add(ops.Select(**wider, inputs=(y,), index=torch.randint(channels + 21, (channels + 21,))))
     y = program.add(ops.Affine(**wider, inputs=(y,), **of_channels(channels + 21)))
     y = program.add(ops.Sigmoid(**wider, inputs=(y,)))
@@ -881,3 +881,6 @@ def test_images_that_are_too_large_or_small_go_through_the_modules() -> None:
         frozen(torch.randn(1, 3, 4, 4))
     assert not frozen.unplanned  # other sizes still have a plan
     assert torch.equal(frozen(x), wanted)
+    parts = nn.Conv2d(3, 8, 3), nn.Tanh(), nn.AvgPool2d(4), nn.Tanh(), nn.Conv2d(8, 8, 1)
+    with pytest.raises(ValueError, match="images are too small for a window of 4 x 4 pixels"):
+        build(trained(nn.Sequential(*parts), None, x), x)(torch.randn(1, 3, 4, 4))

@@ -498,6 +498,8 @@ EARLY = [  # before the run has a folder
     ("model=torchvision_model model.name=resnet19", "name (='resnet19') must be a network of torchvision (nearest: "),
     ("skip=[first,nonsense]", "nonsense"),
     ("evaluate=none.ckpt", "checkpoint none.ckpt: there is no such file"),
+    ("init_from=3", "weights file 3: there is no such file"),
+    ("evaluate=3", "checkpoint 3: there is no such file"),
     ("resume=auto evaluate=b.ckpt", "evaluate (=b.ckpt) and resume (=auto) exclude each other"),
     ("optimizer._target_=torch.optim.RMSprop", "write optimizer.optimizer.path=torch.optim.RMSprop"),
     ("seed=-1", "seed (=-1) must be a whole number from 0 to 4294967295"),

@@ -1,6 +1,5 @@
 """Quantization after training: learned rounding of the weights, block by block, from unlabelled images."""
 
-import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from ..convert.tied import shared_tensor
-from ..ground.checks import check_at_least_one, check_module, check_numbers, check_whole
+from ..ground.checks import check_at_least_one, check_module, check_not_negative, check_whole
 from ..ground.processes import check_alone
 from ..ground.progress import shown
 from ..ground.table import Column, lines, write_csv
@@ -159,10 +158,7 @@ def reconstruct(
     check_whole("seed", seed)
     rates = {"learning_rate": learning_rate, "input_learning_rate": input_learning_rate}
     options = {**rates, "regularization": regularization}
-    for name, value in options.items():
-        check_numbers(**{name: value})
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name} (={value}) must be at least 0 and finite")
+    check_not_negative(**options)
     check_not_inference("reconstruct needs gradients")
     check_alone("reconstruct")
     pictures = images_of(model, images, FEW, max_samples)

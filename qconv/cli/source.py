@@ -1,6 +1,7 @@
 """The model of a command: the folder of a run, a packed file, or a network of the zoo."""
 
 import argparse
+import shlex
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -77,7 +78,8 @@ class Source:
 
             return torch.stack([self.predictor.read(path) for path in pictures])
         if not self.is_run:
+            path = shlex.quote(str(self.path))
             raise ValueError(
-                f"name image files after {self.path}, such as {self.path} *.jpg: only a run's folder has its own images"
+                f"name image files after {path}, such as {path} *.jpg: only a run's folder has its own images"
             )
         return self.run.labelled(count, split)[0]

@@ -285,7 +285,7 @@ def _first_last_scheme(first_last: FirstLast, words: Sequence[str]) -> Scheme | 
     """Return the schemes of the first and the last layer, if ``words`` names them."""
     if isinstance(first_last, Scheme):
         scheme = first_last
-    elif first_last in FIRST_LAST:
+    elif first_last in [*FIRST_LAST]:  # what is no word may have no hash
         scheme = FIRST_LAST[first_last]
     else:
         known = ", ".join(map(repr, FIRST_LAST))

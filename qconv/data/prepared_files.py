@@ -5,6 +5,7 @@ format of WebDataset, which other programs read, too. It is not compressed as a 
 """
 
 import io
+import shlex
 import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -115,7 +116,7 @@ def read_index(folder: Path) -> Prepared:
     path = folder / INDEX
     if not path.is_file():
         what = "is not finished: run the command again" if folder.is_dir() else "there is no such folder"
-        raise FileNotFoundError(f"data.root (={folder}): {what} (qconv data prepare SOURCE {folder})")
+        raise FileNotFoundError(f"data.root (={folder}): {what} (qconv data prepare SOURCE {shlex.quote(str(folder))})")
     content = load_tensors(path, "index")
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise DamagedFileError(f"index {path}: not written by this version of qconv: prepare the images again")

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from torch import SymInt, nn
+from torch import SymInt, Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 
 def check_module(model: object, name: str = "model") -> None:
@@ -15,8 +16,8 @@ def check_module(model: object, name: str = "model") -> None:
 
 
 def in_a_line(value: object) -> str:
-    """Return the beginning of the value's representation, without line breaks."""
-    text = repr(value)
+    """Return the beginning of the value's representation, without line breaks; of tensors, type and shape."""
+    text = repr(tree_map_only(Tensor, lambda each: f"{type(each).__name__} of {tuple(each.shape)}", value))
     line = text.partition("\n")[0][:100]
     return line if line == text else f"{line}…"
 
@@ -54,6 +55,14 @@ def check_numbers(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
             raise TypeError(f"{name} (={value!r}) must be a number, not of type {type(value).__name__}")
+
+
+def check_not_negative(**values: float) -> None:
+    """Raise an error that names the first of ``values`` that is not a number, or is below 0 or infinite."""
+    check_numbers(**values)
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} (={value}) must be at least 0 and finite")
 
 
 def check_flags(**values: bool) -> None:

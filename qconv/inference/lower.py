@@ -582,8 +582,9 @@ class _Lowering:
 
 
 def _stays_whole(module: nn.Module) -> bool:
-    """Whether a recording keeps a module whole: a quantized layer, or a batch norm by stored statistics."""
+    """Whether a recording keeps a module whole: a quantized layer, a batch norm by statistics, an instance norm."""
     is_norm = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d) and module.running_mean is not None
+    is_norm |= type(module) in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d) and module.running_mean is None
     return (is_norm or isinstance(module, QuantizedLayer)) and not has_own_forward(module)
 
 

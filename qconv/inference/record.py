@@ -12,6 +12,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..kernels.library import LIBRARY
 from ..layers import QConv2d
@@ -88,7 +89,7 @@ def _recorded_layer(input: Tensor, place: int) -> Tensor:
     """Return a tensor of the output's shape: no program depends on its numbers."""
     forward = _WHOLE[place]
     layer: Any = forward.__self__
-    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+    if isinstance(layer, _NormBase):
         layer._check_input_dim(input)
         return torch.empty_like(input)
     is_plain = isinstance(layer, QConv2d) and type(layer).forward is QConv2d.forward

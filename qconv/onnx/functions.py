@@ -2,6 +2,7 @@
 
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,6 +49,10 @@ class _Call:
     def dims(self, value: Any) -> list[int]:
         return [dim % self.rank for dim in ([value] if isinstance(value, int) else value)]
 
+    def sides(self, value: Any) -> list[int]:
+        """Return a number for each dimension of a window."""
+        return [value] * (self.rank - 2) if isinstance(value, int) else list(value) * ((self.rank - 2) // len(value))
+
     def sizes(self, sizes: Sequence[Any], is_new: bool = True) -> str:
         """Return a shape in which some sizes are numbers of images; of a new shape, one may be left open."""
         if is_new and -1 not in sizes and sum(isinstance(size, Images) for size in sizes) == 1:
@@ -76,8 +81,8 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
         return _write_module(graph, function, given[0], shapes[0])
     is_aten = isinstance(target, torch._ops.OpOverload)
     kind = target._schema.name.partition("::")[2].rstrip("_") if is_aten else ""
-    name, row = None, _TABLE.get(kind)
-    if row is not None and (function.result in (None, 0) or kind.startswith("split")):
+    name, row = None, _TABLE.get(re.sub("[13]d", "2d", kind))  # which is of any number of dimensions
+    if row is not None and (function.result in (None, 0) or kind.startswith(("split", "unbind"))):
         call = _Call(graph, function, given, shapes)
         name = row(call) if callable(row) else call(row, *call.args[: 2 if row in _OF_TWO else 1])
     if name is None:
@@ -91,6 +96,11 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
 def _write_module(graph: Graph, function: Function, given: str, shape: Any) -> str:
     """Add what a module does with an input of this shape, function by function."""
     module: Any = function.function
+    if isinstance(
+        module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
+    ):  # which torch computes as channels of one image
+        numbers = (module.weight, module.bias) if module.affine else (torch.ones(shape[1]), torch.zeros(shape[1]))
+        return graph.node("InstanceNormalization", given, *map(graph.constant, numbers), epsilon=module.eps)
     run = dispatch_functionalize(getattr(module, "on_floats", module))
     recorded, more = (make_fx(run)(torch.zeros(images, *shape[1:])) for images in (2, 3))
     names, shapes, place = [given], [tuple(shape)], dict[Any, Any]()
@@ -176,6 +186,12 @@ def _split(c: _Call) -> str:
     return c("Slice", c.x, [start], [start + sizes[c.result]], [c.dim])
 
 
+def _glu(c: _Call) -> str:
+    (dim,) = c.dims(c.dim)
+    first, second = (c("Slice", c.x, [at], [at + c.shape[dim] // 2], [dim]) for at in (0, c.shape[dim] // 2))
+    return c("Mul", first, c("Sigmoid", second))
+
+
 _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}  # of torch's padding
 
 
@@ -217,26 +233,22 @@ def _pad(mode: str) -> Callable[[_Call], str | None]:
     return write
 
 
-def _pair(value: Any) -> list[int]:
-    return [value] * 2 if isinstance(value, int) else list(value) * (2 // len(value))
-
-
 def _pooled(c: _Call) -> str | None:
     if c.divisor_override is not None:
         return None
     kind, own = "AveragePool", {"count_include_pad": int(c.count_include_pad or 0)}
     if c.dilation is not None:
-        kind, own = "MaxPool", {"dilations": _pair(c.dilation)}
-    pads, kernel = _pair(c.padding) * 2, _pair(c.kernel_size)
-    own |= dict(kernel_shape=kernel, strides=_pair(c.stride or kernel), ceil_mode=int(c.ceil_mode))
+        kind, own = "MaxPool", {"dilations": c.sides(c.dilation)}
+    pads, kernel = c.sides(c.padding) * 2, c.sides(c.kernel_size)
+    own |= dict(kernel_shape=kernel, strides=c.sides(c.stride or kernel), ceil_mode=int(c.ceil_mode))
     return c(kind, c.x, pads=pads, **own)
 
 
 def _adaptive(kind: str) -> Callable[[_Call], str | None]:
     def write(c: _Call) -> str | None:
-        size, given = _pair(c.output_size), list(c.shape[2:])
+        size, given = c.sides(c.output_size), list(c.shape[2:])
         kernel = [side // wanted for side, wanted in zip(given, size, strict=True)]
-        if size == [1, 1]:
+        if {*size} == {1}:
             return c(f"Global{kind}", c.x)
         is_even = [side * wanted for side, wanted in zip(kernel, size, strict=True)] == given
         return c(kind, c.x, kernel_shape=kernel, strides=kernel) if is_even else None
@@ -248,7 +260,7 @@ def _resized(mode: str) -> Callable[[_Call], str]:
     def write(c: _Call) -> str:
         way = "asymmetric" if mode == "nearest" else "align_corners" if c.align_corners else "half_pixel"
         own = {"nearest_mode": "floor"} if mode == "nearest" else {}
-        scales = c.scale_factors or [c.scales_h, c.scales_w]
+        scales = c.scale_factors or [c.values[name] for name in c.values if name.startswith("scales")] or [None]
         sizes: tuple[Any, ...] = "", torch.tensor([1.0, 1.0, *scales]) if None not in scales else ""
         if None in scales:
             sizes = *sizes, c("Concat", c("Slice", c("Shape", c.x), [0], [2]), list(c.output_size), axis=0)
@@ -287,8 +299,10 @@ def _normalized(c: _Call, x: str, axes: list[int], shape: Sequence[int], output:
     return x if c.bias is None else c("Add", x, c.bias.reshape(shape))
 
 
-def _batch_norm(c: _Call) -> str:
+def _batch_norm(c: _Call) -> str | None:
     given = c.running_mean, c.running_var
+    if not isinstance(given[0], Tensor):
+        return None
     scale = torch.ones_like(given[0]) if c.weight is None else c.weight
     bias = torch.zeros_like(given[0]) if c.bias is None else c.bias
     return c("BatchNormalization", c.x, scale, bias, *given, epsilon=float(c.eps))
@@ -301,6 +315,15 @@ def _group_norm(c: _Call) -> str:
 
 def _layer_norm(c: _Call) -> str:
     return _normalized(c, c.x, list(range(c.rank - len(c.normalized_shape), c.rank)), c.normalized_shape)
+
+
+def _attention(c: _Call) -> str | None:
+    if c.is_causal:
+        return None
+    query = c("Mul", c.x, c.shape[-1] ** -0.5 if c.scale is None else float(c.scale))
+    scores = c("MatMul", query, c("Transpose", c.key, perm=[*range(c.rank - 2), c.rank - 1, c.rank - 2]))
+    scores = scores if c.attn_mask is None else c("Add", scores, c.attn_mask)
+    return c("MatMul", c("Softmax", scores, axis=-1), c.value)
 
 
 def _compared(kind: str) -> Callable[[_Call], str]:
@@ -362,10 +385,11 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **dict.fromkeys(("softmax", "_softmax"), lambda c: c("Softmax", c.x, axis=c.dim)),
     **dict.fromkeys(("log_softmax", "_log_softmax"), lambda c: c("LogSoftmax", c.x, axis=c.dim)),
     **dict.fromkeys(("view", "_unsafe_view", "reshape"), lambda c: c("Reshape", c.x, c.sizes(c.args[1]))),
-    **dict(flatten=_flatten, expand=_expand, split=_split, split_with_sizes=_split),
+    **dict(flatten=_flatten, expand=_expand, split=_split, split_with_sizes=_split, glu=_glu),
     "squeeze": lambda c: c("Squeeze", c.x, d) if (d := [e for e in c.dims(c.dim or []) if c.shape[e] == 1]) else None,
     "unsqueeze": lambda c: c("Unsqueeze", c.x, [c.dim]),
     "slice": lambda c: c("Slice", c.x, [c.start or 0], [2**62 if c.end is None else c.end], [c.dim], [c.step]),
+    "unbind": lambda c: c("Gather", c.x, torch.tensor(c.result), axis=c.dim),
     "select": lambda c: c("Gather", c.x, torch.tensor(c.index), axis=c.dim),
     **dict(transpose=_transpose, t=_transpose, permute=lambda c: c("Transpose", c.x, perm=c.dims(c.args[1]))),
     "cat": lambda c: c("Concat", *c.args[0], axis=c.dim),
@@ -382,11 +406,13 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), _adaptive("AveragePool")),
     "adaptive_max_pool2d": _adaptive("MaxPool"),
     **dict(upsample_nearest2d=_resized("nearest"), upsample_bilinear2d=_resized("linear")),
+    **dict.fromkeys(("upsample_linear2d", "upsample_trilinear2d"), _resized("linear")),
     **dict(mean=_reduce("ReduceMean"), amax=_reduce("ReduceMax"), amin=_reduce("ReduceMin"), sum=_reduce("ReduceSum")),
     "max": lambda c: c.reduced("ReduceMax", c.x, [*range(c.rank)], False) if len(c.args) == 1 else None,
     "linear": _linear,
     "addmm": lambda c: c("Add", c("MatMul", c.mat1, c.mat2), c.x) if c.alpha == c.beta == 1 else None,
-    **dict.fromkeys(("convolution", "conv1d", "conv2d", "conv3d"), _convolution),
+    **dict.fromkeys(("convolution", "conv2d"), _convolution),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_native_batch_norm_legit_no_training": _batch_norm,
     **dict(layer_norm=_layer_norm, native_layer_norm=_layer_norm),
     **dict(group_norm=_group_norm, native_group_norm=_group_norm),

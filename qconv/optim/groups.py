@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
-from ..ground.checks import check_module
+from ..ground.checks import check_module, check_not_negative
 from ..layers import QuantizedLayer
 from ..layers.computed import trained_weights
 from ..loop.optimizer_step import innermost
@@ -229,6 +229,9 @@ class ModelOptimizer:
     ``ModelOptimizer(optimizer, rules, lr=lr, **options)(model)`` is
     ``optimizer(parameter_groups(model, rules, lr=lr), lr=lr, **options)``.
 
+    Raises:
+        ValueError: an ``lr`` or ``weight_decay`` that is negative or infinite.
+
     Example:
         >>> make = ModelOptimizer(torch.optim.SGD, {"biases": {"weight_decay": 0.0}}, lr=0.1, weight_decay=1e-4)
         >>> [group["weight_decay"] for group in make(nn.Linear(2, 2)).param_groups]
@@ -236,6 +239,9 @@ class ModelOptimizer:
     """
 
     def __init__(self, optimizer: Callable[..., Optimizer], rules: Rules | None = None, **options: Any) -> None:
+        check_not_negative(
+            **{name: options[name] for name in ("lr", "weight_decay") if isinstance(options.get(name), Real)}
+        )
         self.optimizer, self.rules, self.options = optimizer, rules, options
 
     def __call__(self, model: nn.Module) -> Optimizer:

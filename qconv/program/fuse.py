@@ -1,6 +1,6 @@
 """Fusing: the operations of a program as kernels, each with what follows it on the way to memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -103,6 +103,8 @@ class Kernel:
 
 def fuse(program: Program) -> list[Kernel]:
     """Return the kernels of a program, in order; each takes in what follows it while nothing else reads the value.
+
+    A `Take` with zeros before its channels becomes two, the first of which is added to the program.
 
     Raises:
         NotFused: a kernel can't store what the program asks for.
@@ -256,11 +258,16 @@ class _Fusing:
         if isinstance(operation, Quantize | Sign):
             return  # a kernel stores it already
         if value not in self.stored:
-            if not isinstance(operation, Take) or operation.first:
+            if not isinstance(operation, Take):
                 raise NotFused(f"'{operation.origin}': C has no {type(operation).__name__} there")
-            self._read(operation.inputs[0])
             given: dict[str, Any] = {"inputs": operation.inputs, "channels": operation.channels}
-            source = Maximum(**given, origin=operation.origin, window=Window(stride=operation.stride))
+            source: Operation = Maximum(**given, origin=operation.origin, window=Window(stride=operation.stride))
+            if operation.first:  # C puts zeros behind the channels; from there they move before them
+                given["inputs"] = (self.program.add(replace(operation, first=0)),)
+                self.readers.append([])
+                index = (torch.arange(operation.channels) - operation.first) % operation.channels
+                source = Select(**given, origin=operation.origin, index=index)
+            self._read(source.inputs[0])
             self._start(Kernel(source, value))
         if value in self.stored:
             self.stored[value].floats = True

@@ -78,6 +78,8 @@ class Window(NamedTuple):
 
     def taps(self, padded: Tensor, out: Size) -> list[Tensor]:
         """Return the pixels of each tap for all outputs, (N, C, *out) each, rows first."""
+        if min(out) < 1:
+            raise ValueError(f"images are too small for a window of {self.kernel[0]} x {self.kernel[1]} pixels")
         found = []
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):

@@ -105,7 +105,7 @@ def program_bytes(program: Program, guard: bool) -> Tensor:
 
 class _Writer:
     def __init__(self, program: Program) -> None:
-        self.program = program
+        self.program = program = program.pruned()  # a copy, to which fusing may add
         self.blob: list[Tensor] = []
         self.length = 0
         self.values: list[tuple[int, int, int]] = []  # type, channels, what the padding around it holds

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..ground.checks import check_module
+from ..ground.checks import check_module, in_a_line
 from ..ground.table import screen_width
 from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch
@@ -119,7 +119,7 @@ def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
         size = tuple(index(side) for side in input_size)
     except TypeError as error:
         raise TypeError(
-            f"input_size (={input_size!r}) must be a sequence of whole numbers, such as (3, 32, 32)"
+            f"input_size (={in_a_line(input_size)}) must be a sequence of whole numbers, such as (3, 32, 32)"
         ) from error
     if not size or min(size) < 1:
         raise ValueError(f"input_size (={size}) must be one sample's shape, each dimension at least 1")

@@ -68,7 +68,7 @@ def build(
         note_splits(cfg, data)
     model, scheme = quantized_model(cfg, data)
     if cfg.init_from is not None and cfg.resume is None and cfg.evaluate is None:
-        told = load_weights(model, cfg.init_from)
+        told = load_weights(model, str(cfg.init_from))
         if told:
             show_note(f"init_from={cfg.init_from}: {told}")
     size = data.in_channels, *data.image_size
@@ -116,7 +116,7 @@ def networks_before(cfg: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the checkpoints of networks that a new run starts or learns from, and the words that name them."""
     for key, path in (("init_from", cfg.init_from), (TEACHER, cfg.loss.get("weights"))):
         if path is not None and cfg.resume is None and cfg.evaluate is None:
-            yield f"{key}={path}", checkpoint_of_run(path)
+            yield f"{key}={path}", checkpoint_of_run(str(path))
 
 
 def note_splits(cfg: DictConfig, data: Any) -> None:

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
 from ..check import watch
-from ..ground.checks import check_flags, check_numbers
+from ..ground.checks import check_flags, check_not_negative
 from ..layers import QuantizedLayer
 from ..loop.optimizer_step import after_every_step
 from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty, sine_penalty
@@ -128,10 +128,7 @@ class Classifier(LightningModule):
             check_flags(channels_last=channels_last)
         self._channels_last, self.shift_decay, self.dampening = channels_last, shift_decay, dampening
         self.sine_penalty, self.takes_channels_last = sine_penalty, takes_channels_last
-        for name, factor in (("shift_decay", shift_decay), ("dampening", dampening), ("sine_penalty", sine_penalty)):
-            check_numbers(**{name: factor})
-            if not 0 <= factor < math.inf:
-                raise ValueError(f"{name} (={factor}) must be at least 0 and finite")
+        check_not_negative(shift_decay=shift_decay, dampening=dampening, sine_penalty=sine_penalty)
         self.step_rules = list(step_rules)
         self.model = model
         self.is_compiled = compile is not False

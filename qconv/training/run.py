@@ -200,7 +200,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     check_lean(cfg.lean)
     if is_first_process():
         check_free(cfg, go_on=False)
-    checkpoint = load_checkpoint(cfg.evaluate)
+    checkpoint = load_checkpoint(str(cfg.evaluate))
     data, classifier, about = build(cfg, checkpoint)
     check_checkpoint(Path(cfg.evaluate), checkpoint, classifier, NETWORK)
     with claimed(cfg), started(cfg) as (trainer, _):

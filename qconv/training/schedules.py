@@ -11,6 +11,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from ..ground.checks import check_not_negative
+
 
 def cosine(optimizer: Optimizer, total_steps: int, *, warmup: float = 0.1, final: float = 0.0) -> LambdaLR:
     """Linear warm-up, then half a cosine.
@@ -75,9 +77,7 @@ def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
 def _check(warmup: float, **multiples: float) -> None:
     if not 0 <= warmup < 1:
         raise ValueError(f"warmup (={warmup}) must be a share of the steps, 0 <= warmup < 1")
-    for name, value in multiples.items():
-        if not 0 <= value < math.inf:  # with a negative learning rate the loss climbs
-            raise ValueError(f"{name} (={value}) must be at least 0 and finite")
+    check_not_negative(**multiples)  # with a negative learning rate the loss climbs
 
 
 def _warmed(optimizer: Optimizer, total_steps: int, warmup: float, fall: Callable[[float], float]) -> LambdaLR:

@@ -9,6 +9,7 @@
 
 import difflib
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,7 @@ def located(what: str | os.PathLike[str]) -> Path:
     path = Path(what)
     if path.is_dir():
         if not (path / PACKED).is_file():
-            raise ValueError(f"{path} has no {PACKED}: write it by qconv export {path} --to packed")
+            raise ValueError(f"{path} has no {PACKED}: write it by qconv export {shlex.quote(str(path))} --to packed")
         return path / PACKED
     if path.exists() or path.suffix:  # spelled as a file
         return path

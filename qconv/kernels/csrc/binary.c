@@ -207,8 +207,8 @@ static int fill_base(Conv *conv) {
         return 0;
     }
     conv->column_class = conv->row_class + conv->out_h;
-    const int64_t rows = classify(conv->height, conv->kernel_h, conv->stride_h, conv->dilation_h, conv->top, conv->out_h,
-                                  conv->row_class, masks);
+    const int64_t rows = classify(conv->height, conv->kernel_h, conv->stride_h, conv->dilation_h, conv->top,
+                                  conv->out_h, conv->row_class, masks);
     const int64_t columns = classify(conv->width, conv->kernel_w, conv->stride_w, conv->dilation_w, conv->left,
                                      conv->out_w, conv->column_class, masks + most);
     conv->column_classes = columns;

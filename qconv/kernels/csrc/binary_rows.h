@@ -175,7 +175,8 @@ static TARGET void NAME(conv_rows)(Conv *conv, int64_t start, int64_t stop) {
         return;
     }
     int32_t *counts = (int32_t *)(frame + framed);
-    const int64_t picture_bytes = conv->height * conv->width * conv->groups * conv->in_channels * (int64_t)sizeof(float);
+    const int64_t picture_bytes =
+        conv->height * conv->width * conv->groups * conv->in_channels * (int64_t)sizeof(float);
     memset(frame, 0, framed * sizeof *frame);
     while (start < stop) {
         const int64_t image = start / conv->out_h, first = start % conv->out_h;

@@ -1,6 +1,6 @@
 /* A file defines ROWS, the name of the header that holds its loops, and includes this one, which includes ROWS once for
- * each instruction set: NAME(f) is then the f of that set, for which TARGET lets the compiler make vectors. The portable
- * ones are those of NEON, too, which every arm64 has: DISPATCH(Call, f, portable). */
+ * each instruction set: NAME(f) is then the f of that set, for which TARGET lets the compiler make vectors. The
+ * portable ones are those of NEON, too, which every arm64 has: DISPATCH(Call, f, portable). */
 #define NAME(x) portable_##x
 #define TARGET
 #include ROWS

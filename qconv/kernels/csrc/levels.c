@@ -1,7 +1,7 @@
 /* Rounding to levels, and the gradients of numbers and step through it: each in one pass over memory.
  *
- * Adding ROUNDS leaves no bits for a fraction: it rounds to the nearest whole number, half to even, which is then in the
- * low bits, of negative numbers too.
+ * Adding ROUNDS leaves no bits for a fraction: it rounds to the nearest whole number, half to even, which is then in
+ * the low bits, of negative numbers too.
  */
 #include "levels.h"
 

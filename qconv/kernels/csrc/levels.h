@@ -25,6 +25,7 @@ static inline Levels levels_of(void *const a[LEVELS_ADDRESSES], const int64_t n[
 }
 
 /* With z = input / divisor. ROUND_CODES writes round(clamp(z, low, high) · factor) + offset, and whether one is NaN.
- * STEP_BACKWARD writes grad where low <= z <= high (if strict, low < z < high), else grad · 0; and grad · (round(clamp(z))
- * - clamp(z) where low < z < high) to terms. Levels lie between -2^21 and 2^21. Returns whether threads failed to start. */
+ * STEP_BACKWARD writes grad where low <= z <= high (if strict, low < z < high), else grad · 0; and grad ·
+ * (round(clamp(z)) - clamp(z) where low < z < high) to terms. Levels lie between -2^21 and 2^21. Returns whether
+ * threads failed to start. */
 int levels(Levels *levels, ParallelFor parallel_for);

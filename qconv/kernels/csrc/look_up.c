@@ -1,12 +1,13 @@
 /* Convolutions of numbers with signs by table look-up, in float32, of numbers that are float32 or bfloat16.
  *
- * Of each product one factor is +-1, so FOLD factors g of the other side have 2^FOLD sums +-g0 +-g1 +- ..., half of which
- * are the negated other half. A table holds the ENTRIES = 2^(FOLD - 1) sums in which the last sign is +; one permute looks
- * up as many of them as a vector has lanes, and one multiply-add by the last sign adds LANES * FOLD products.
+ * Of each product one factor is +-1, so FOLD factors g of the other side have 2^FOLD sums +-g0 +-g1 +- ..., half of
+ * which are the negated other half. A table holds the ENTRIES = 2^(FOLD - 1) sums in which the last sign is +; one
+ * permute looks up as many of them as a vector has lanes, and one multiply-add by the last sign adds LANES * FOLD
+ * products.
  *
  * A code, one byte, is what is looked up: bit j is the sign of factor j times that of the last, bit 7 that of the last.
- * With a weight of signs the factors are channels of a pixel, and the codes those of the weight: in the forward, and in the
- * gradient of the input, where the pixels are those of grad_output. For grad_weight they are the same pixel of FOLD
+ * With a weight of signs the factors are channels of a pixel, and the codes those of the weight: in the forward, and in
+ * the gradient of the input, where the pixels are those of grad_output. For grad_weight they are the same pixel of FOLD
  * pictures, so that no geometry parts them, and the codes those of the input.
  *
  * All are written once, in look_up_rows.h, over the few operations in which instruction sets differ.
@@ -83,8 +84,8 @@ static void rows_of_signs(const LookUp *g, int64_t group, int64_t tap, uint64_t 
 #undef SIGNS
 }
 
-/* Where the tables of a row of numbers go: (groups, tables, strips, columns, pictures, ENTRIES). Strip s holds the columns
- * s, s + step, ..., after a margin: those that neighbours of the output read at one tap are neighbours. */
+/* Where the tables of a row of numbers go: (groups, tables, strips, columns, pictures, ENTRIES). Strip s holds the
+ * columns s, s + step, ..., after a margin: those that neighbours of the output read at one tap are neighbours. */
 typedef struct {
     int64_t margin, columns; /* of a strip */
     int64_t strips, used;    /* bit s of `used`: some tap reads strip s; with more strips than bits all count as read */
@@ -156,8 +157,10 @@ INLINE TARGET void avx512_tables(const float *const x[5], int64_t count, Places 
         const __m512 sum = _mm512_add_ps(a, b), difference = _mm512_sub_ps(b, a);
         const __m512 e0 = _mm512_add_ps(last, sum), e1 = _mm512_add_ps(last, difference);
         const __m512 e2 = _mm512_sub_ps(last, difference), e3 = _mm512_sub_ps(last, sum);
-        const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(e0, e1)), low23 = _mm512_castps_pd(_mm512_unpacklo_ps(e2, e3));
-        const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(e0, e1)), high23 = _mm512_castps_pd(_mm512_unpackhi_ps(e2, e3));
+        const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(e0, e1));
+        const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(e2, e3));
+        const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(e0, e1));
+        const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(e2, e3));
         _Alignas(64) double four[4][8]; /* lane 4 i + j of the entries is at [j][2 i] */
         _mm512_store_pd(four[0], _mm512_unpacklo_pd(low01, low23));
         _mm512_store_pd(four[1], _mm512_unpackhi_pd(low01, low23));
@@ -232,8 +235,10 @@ INLINE TARGET void avx2_tables(const float *const x[4], int64_t count, Places to
         const __m256 sum = _mm256_add_ps(a, b), difference = _mm256_sub_ps(b, a);
         const __m256 e0 = _mm256_add_ps(last, sum), e1 = _mm256_add_ps(last, difference);
         const __m256 e2 = _mm256_sub_ps(last, difference), e3 = _mm256_sub_ps(last, sum);
-        const __m256d low01 = _mm256_castps_pd(_mm256_unpacklo_ps(e0, e1)), low23 = _mm256_castps_pd(_mm256_unpacklo_ps(e2, e3));
-        const __m256d high01 = _mm256_castps_pd(_mm256_unpackhi_ps(e0, e1)), high23 = _mm256_castps_pd(_mm256_unpackhi_ps(e2, e3));
+        const __m256d low01 = _mm256_castps_pd(_mm256_unpacklo_ps(e0, e1));
+        const __m256d low23 = _mm256_castps_pd(_mm256_unpacklo_ps(e2, e3));
+        const __m256d high01 = _mm256_castps_pd(_mm256_unpackhi_ps(e0, e1));
+        const __m256d high23 = _mm256_castps_pd(_mm256_unpackhi_ps(e2, e3));
         _Alignas(32) double four[4][4]; /* lane 4 i + j of the entries is at [j][2 i] */
         _mm256_store_pd(four[0], _mm256_unpacklo_pd(low01, low23));
         _mm256_store_pd(four[1], _mm256_unpackhi_pd(low01, low23));
@@ -350,7 +355,7 @@ static int look_up_pixels(LookUp *call, int64_t threads, ParallelFor parallel_fo
     const int64_t wides = CEIL(call->to_channels, kernels.wide), width = CEIL(call->to_w, call->across.every);
     call->failed = 0;
     call->images = 1;
-    for (int64_t n = 2; n <= call->batch && n <= kernels.rows && width < kernels.rows; n++) /* tiles as full as can be */
+    for (int64_t n = 2; n <= call->batch && n <= kernels.rows && width < kernels.rows; n++) /* fuller tiles */
         if (n * width * CEIL(call->images * width, kernels.rows) > call->images * width * CEIL(n * width, kernels.rows))
             call->images = n;
     call->codes = malloc((size_t)(call->groups * wides * taps * tables * kernels.wide));
@@ -380,8 +385,8 @@ int look_up_grad_input(LookUp *call, int64_t threads, ParallelFor parallel_for) 
     return look_up_pixels(call, threads, parallel_for);
 }
 
-/* Into how many parts to cut the input channels. Fewer leave threads without work; each needs the tables of its block, and
- * those of a position take about as long as what 9 taps of one block of input channels look up in them. */
+/* Into how many parts to cut the input channels. Fewer leave threads without work; each needs the tables of its block,
+ * and those of a position take about as long as what 9 taps of one block of input channels look up in them. */
 static int64_t parts_of(int64_t blocks, int64_t wides, int64_t taps, int64_t threads) {
     int64_t best = 1, least = INT64_MAX;
     for (int64_t parts = 1; parts <= wides && parts <= 64; parts++) {

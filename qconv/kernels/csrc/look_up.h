@@ -5,21 +5,22 @@
 
 enum { LOOK_UP_ADDRESSES = 6, LOOK_UP_NUMBERS = 21 };
 
-/* The place of the numbers that place y of the output takes at tap k: (first + y step + k tap) / every, if that divides. */
+/* The place of the numbers that place y of the output takes at tap k: (first + y step + k tap) / every, if that
+ * divides. */
 typedef struct {
     int64_t first, step, tap, every;
 } Axis;
 
 typedef struct {
-    const void *numbers;    /* grad_output, (N, out_h, out_w, groups, out_channels); convolve: the input, (N, H, W, groups,
-                             * in_channels) */
-    const uint64_t *signs;  /* of the weight, (groups, blocks, kh, kw, words, BLOCK); grad_weight: of the input, (N, H, W,
-                             * groups, words) */
+    const void *numbers;    /* grad_output, (N, out_h, out_w, groups, out_channels); convolve: the input, (N, H, W,
+                             * groups, in_channels) */
+    const uint64_t *signs;  /* of the weight, (groups, blocks, kh, kw, words, BLOCK); grad_weight: of the input, (N, H,
+                             * W, groups, words) */
     const float *scale;     /* (groups, out_channels), or NULL; not of grad_weight */
     const float *bias;      /* convolve: as the scale */
     const uint64_t *passes; /* grad_input: (N, H, W, groups, words), or NULL */
-    void *out;              /* convolve: (N, out_h, out_w, groups, out_channels); grad_input: (N, H, W, groups, in_channels);
-                             * grad_weight: (groups, out_channels, in_channels, kh, kw) */
+    void *out;              /* convolve: (N, out_h, out_w, groups, out_channels); grad_input: (N, H, W, groups,
+                             * in_channels); grad_weight: (groups, out_channels, in_channels, kh, kw) */
     int64_t batch, height, width, groups, words, in_channels, blocks, out_channels; /* channels of a group */
     int64_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
     int64_t top, left, out_h, out_w, padding_value, isa;
@@ -44,8 +45,8 @@ static inline LookUp look_up_of(void *const a[LOOK_UP_ADDRESSES], const int64_t 
     };
 }
 
-/* They return 0, or 1 where there was not enough memory; `threads` is how many parts are worth making. A forward is padded
- * with zeros, whatever `padding_value` is. */
+/* They return 0, or 1 where there was not enough memory; `threads` is how many parts are worth making. A forward is
+ * padded with zeros, whatever `padding_value` is. */
 int look_up_convolve(LookUp *call, int64_t threads, ParallelFor parallel_for);
 int look_up_grad_input(LookUp *call, int64_t threads, ParallelFor parallel_for);
 int look_up_grad_weight(LookUp *call, int64_t threads, ParallelFor parallel_for);

@@ -1,10 +1,10 @@
 /* Convolutions with a weight of signs: for each pixel of the output a sum over the taps. Part of look_up_rows.h.
  *
- * The forward and the gradient of the input are both. They differ in which channels are added up, and in the pixels that a
- * tap reads: a forward with a stride skips some of the numbers, its gradient some of the taps. */
+ * The forward and the gradient of the input are both. They differ in which channels are added up, and in the pixels
+ * that a tap reads: a forward with a stride skips some of the numbers, its gradient some of the taps. */
 
-/* The codes of the weight: (groups, blocks of WIDE channels of the output, kh, kw, tables, WIDE). Table t of a group is that
- * of the channels t, t + tables, ... of the numbers. */
+/* The codes of the weight: (groups, blocks of WIDE channels of the output, kh, kw, tables, WIDE). Table t of a group is
+ * that of the channels t, t + tables, ... of the numbers. */
 static TARGET void NAME(weight_codes)(LookUp *g, int64_t start, int64_t stop) { /* over groups and taps */
     const int64_t taps = g->kernel_h * g->kernel_w, tables = CEIL(g->from_channels, FOLD);
     const int64_t wides = CEIL(g->to_channels, WIDE), to_words = CEIL(g->to_channels, 64);
@@ -33,8 +33,8 @@ static TARGET void NAME(weight_codes)(LookUp *g, int64_t start, int64_t stop) { 
     free(rows);
 }
 
-/* The tables of a row of numbers of `images` pictures in turn. The factors are sorted first, (FOLD, from_w, tables), strip
- * after strip, so that all lanes of a vector are used. */
+/* The tables of a row of numbers of `images` pictures in turn. The factors are sorted first, (FOLD, from_w, tables),
+ * strip after strip, so that all lanes of a vector are used. */
 static TARGET void NAME(table_row)(const LookUp *g, int64_t image, int64_t images, int64_t row, Strips strips,
                                    const float *times, int64_t times_step, float *sorted, float *room,
                                    float *to) {
@@ -57,13 +57,14 @@ static TARGET void NAME(table_row)(const LookUp *g, int64_t image, int64_t image
                         for (int64_t t = 0; t < tables; t += LANES) {
                             const int64_t some = rest - t < tables - t ? rest - t : tables - t;
                             const Floats values = NAME(some)(pixel + c + t, some) * NAME(some)(scale + c + t, some);
-                            NAME(store)(sorted + j * stream_step + i * tables + t, values); /* the next overwrite the rest */
+                            NAME(store)(sorted + j * stream_step + i * tables + t, values); /* the next go over it */
                         }
                     }
                 }
                 const float *stream[FOLD];
                 for (int j = 0; j < FOLD; j++) stream[j] = sorted + j * stream_step;
-                float *at = to + (group * tables * across + (s * strips.columns + strips.margin) * images + n) * ENTRIES;
+                const int64_t place = group * tables * across + (s * strips.columns + strips.margin) * images + n;
+                float *at = to + place * ENTRIES;
                 NAME(tables)(stream, count * tables, (Places){at, across * ENTRIES, tables, images * ENTRIES, 0});
             }
         }
@@ -105,8 +106,8 @@ static TARGET void NAME(finish)(const LookUp *g, const float *sums, int rows, in
     }
 }
 
-/* Rows of the output, counted over all groups of `images` pictures, whose pixels take turns in a row: narrow pictures then
- * fill a tile as well. The tables of the rows of numbers that a row needs stay in a ring. */
+/* Rows of the output, counted over all groups of `images` pictures, whose pixels take turns in a row: narrow pictures
+ * then fill a tile as well. The tables of the rows of numbers that a row needs stay in a ring. */
 static TARGET void NAME(pixel_rows)(LookUp *g, int64_t start, int64_t stop) {
     const Axis down = g->down, over = g->across;
     const int64_t taps = g->kernel_h * g->kernel_w, tables = CEIL(g->from_channels, FOLD);
@@ -146,8 +147,8 @@ static TARGET void NAME(pixel_rows)(LookUp *g, int64_t start, int64_t stop) {
             rows[count_h++] = row % slots * slot;
             if (held[row % slots] == image * g->from_h + row) continue;
             held[row % slots] = image * g->from_h + row;
-            NAME(table_row)(g, image, images, row, strips, scales ? g->scale : ones, scales ? g->from_channels : 0, sorted,
-                            wide_row, ring + row % slots * slot);
+            NAME(table_row)(g, image, images, row, strips, scales ? g->scale : ones, scales ? g->from_channels : 0,
+                            sorted, wide_row, ring + row % slots * slot);
         }
         for (int64_t phase = 0; phase < over.every && phase < g->to_w; phase++) {
             int64_t count_w = 0;
@@ -176,9 +177,10 @@ static TARGET void NAME(pixel_rows)(LookUp *g, int64_t start, int64_t stop) {
                             Run *run = runs;
                             for (int64_t i = 0; i < count_h; i++)
                                 for (int64_t j = 0; j < count_w; j++)
-                                    *run++ = (Run){codes + (khs[i] + kws[j]) * tables * WIDE, from + rows[i] + columns[j], some};
-                            NAME(sums)(runs, count_h * count_w, WIDE, across * ENTRIES, sums + wide * count * WIDE, t > 0, count,
-                                       g->to_channels - wide * WIDE > LANES ? VECTORS : 1);
+                                    *run++ = (Run){codes + (khs[i] + kws[j]) * tables * WIDE,
+                                                   from + rows[i] + columns[j], some};
+                            NAME(sums)(runs, count_h * count_w, WIDE, across * ENTRIES, sums + wide * count * WIDE,
+                                       t > 0, count, g->to_channels - wide * WIDE > LANES ? VECTORS : 1);
                         }
                     }
                     NAME(finish)(g, sums, count, image, images, y, phase, first, group);

@@ -3,8 +3,8 @@
 
 #define WIDE (LANES * VECTORS) /* channels of a block of codes */
 
-/* out[r] = the sums over all runs of table r of each step, looked up by the step's codes: rows × vectors of channels. Both
- * are known when it is inlined. With `more` they are added to `out`, which rounds less than going on from it. */
+/* out[r] = the sums over all runs of table r of each step, looked up by the step's codes: rows × vectors of channels.
+ * Both are known when it is inlined. With `more` they are added to `out`, which rounds less than going on from it. */
 INLINE TARGET void NAME(tile)(const Run *run, int64_t runs, int64_t code_step, int64_t table_step, float *out, int more,
                               int rows, int vectors) {
     Floats sums[ROWS][VECTORS];

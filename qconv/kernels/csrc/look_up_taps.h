@@ -28,7 +28,7 @@ static TARGET void NAME(input_codes)(LookUp *g, int64_t start, int64_t stop) { /
     }
 }
 
-/* Some positions: of `high` lines, which are rows of the output of FOLD pictures, the columns from `left` to `right`. */
+/* Some positions: of `high` lines, rows of the output of FOLD pictures, the columns from `left` to `right`. */
 typedef struct {
     int64_t line, high, left, right;
     int64_t *tops, *grids; /* of each line: its first row of the input, and where its fold's codes begin */
@@ -87,9 +87,9 @@ static TARGET void NAME(position_sums)(const LookUp *g, const NAME(Chunk) *chunk
         }
 }
 
-/* Blocks of up to ROWS output channels of a group, for each part of its input channels. Chunks of positions whose tables
- * stay in the first cache are added up one after another, so that no sum depends on how blocks are shared out. Some blocks
- * take a chunk in turn, so that it is read from memory once. */
+/* Blocks of up to ROWS output channels of a group, for each part of its input channels. Chunks of positions whose
+ * tables stay in the first cache are added up one after another, so that no sum depends on how blocks are shared out.
+ * Some blocks take a chunk in turn, so that it is read from memory once. */
 static TARGET void NAME(weight_blocks)(LookUp *g, int64_t start, int64_t stop) {
     const int64_t taps = g->kernel_h * g->kernel_w, folds = CEIL(g->batch, FOLD), lines = folds * g->out_h;
     const int64_t wides = CEIL(g->in_channels, WIDE), blocks = CEIL(g->out_channels, ROWS);

@@ -17,9 +17,9 @@ typedef struct {
 
 typedef struct { int32_t type, channels, fill, none; } Value;
 
-/* v = acc * scale_c + bias_c, + residual (or times it: is_factor), PReLU between two shifts or a curve, clamp; then each
- * output. SELECT has the numbers of its input's channels, int32, for a weight; REPEAT and SHUFFLE have times for strides.
- */
+/* v = acc * scale_c + bias_c, + residual (or times it: is_factor), PReLU between two shifts or a curve, clamp; then
+ * each output. SELECT has the numbers of its input's channels, int32, for a weight; REPEAT and SHUFFLE have times for
+ * strides. */
 typedef struct {
     int32_t kind, in, cout;
     int32_t kh, kw, sh, sw, dh, dw, top, left, bottom, right, ceil; /* the window */

@@ -218,7 +218,8 @@ static __attribute__((noinline)) TARGET F curved(F given, int curve) {
     f_store(x, given);
     for (int l = 0; l < LANES; l++) {
         static const float taylor[] = {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1, 1};
-        const float low = -x[l] < -87 ? -87 : -x[l], z = low > 87 ? 87 : low, shifted = z * 1.4426950216293335f + 12582912;
+        const float low = -x[l] < -87 ? -87 : -x[l], z = low > 87 ? 87 : low;
+        const float shifted = z * 1.4426950216293335f + 12582912;
         const float n = shifted - 12582912, r = (z - n * 0.693359375f) - n * -2.1219444170128554e-4f;
         float power = 1.f / 5040, scale;
         for (int k = 0; k < 7; k++) power = power * r + taylor[k];
@@ -297,7 +298,8 @@ static int flags_of(const Op *op) {
 }
 
 typedef void (*Finish)(const Outs *, const float *, int, int, int, int);
-static __attribute__((noinline)) TARGET void finish_any(const Outs *o, const float *acc, int q, int count, int channel, int nv) {
+static __attribute__((noinline)) TARGET void finish_any(const Outs *o, const float *acc, int q, int count, int channel,
+                                                        int nv) {
     finish(o, acc, q, count, channel, nv, flags_of(o->s->op));
 }
 /* Compiled once more for each of the usual sets of outputs, but for vectors with lanes that are no channels. */
@@ -453,7 +455,8 @@ static TARGET void mean(const Plan *plan, const Step *s, const Run *run, int ima
         F a = f_zero();
         for (int y = 0; y < size.h; y++) {
             F row = f_zero();
-            for (int x = 0; x < size.w; x++) row = f_add(row, f_some(in + y * place->row + x * place->pixel + 4 * c, some));
+            for (int x = 0; x < size.w; x++)
+                row = f_add(row, f_some(in + y * place->row + x * place->pixel + 4 * c, some));
             a = f_add(a, row);
         }
         float acc[LANES] __attribute__((aligned(64)));
@@ -522,7 +525,8 @@ static TARGET void copy_output(const Plan *plan, const Step *s, const Run *run, 
             for (int64_t x = 0; x < size.w; x++)
                 for (int64_t c = 0; c < channels; c++) to[c * strides[1] + x * strides[3]] = __builtin_nanf("");
         } else if (strides[1] == 1) {
-            for (int64_t x = 0; x < size.w; x++) memcpy(to + x * strides[3], from + x * place->pixel, (size_t)channels * 4);
+            for (int64_t x = 0; x < size.w; x++)
+                memcpy(to + x * strides[3], from + x * place->pixel, (size_t)channels * 4);
         } else {
             for (int64_t c = 0; c < channels; c++)
                 for (int64_t x = 0; x < size.w; x++)

@@ -1,5 +1,6 @@
-/* What a plan allocates, and where values lie. Memory is shared by values that do not live at the same time. A value with a border, and bits,
- * whose pixels may end in a gap, share only with values of the same geometry: so borders and gaps are filled once. */
+/* What a plan allocates, and where values lie. Memory is shared by values that do not live at the same time. A value
+ * with a border, and bits, whose pixels may end in a gap, share only with values of the same geometry: so borders and
+ * gaps are filled once. */
 #include "plan_steps.h"
 
 #include <stdio.h>

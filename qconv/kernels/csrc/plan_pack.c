@@ -417,7 +417,7 @@ static int has_pixels(const Op *op) {
 /* About how many nanoseconds an image takes on one thread; good enough to cut it into parts. */
 static double nanoseconds(const Plan *plan, const Step *s) {
     const Op *op = s->op;
-    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4, 4}; /* products, or numbers, in a nanosecond */
+    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4, 4}; /* products or numbers in a nanosecond */
     const double slow = plan->isa == AVX512 ? 1 : plan->isa == PORTABLE ? 20 : 2, out = (double)s->pixels * op->cout;
     if (op->kind == MEAN) return out * plan->places[op->in].bytes / plan->places[op->in].pixel / rate[MEAN] * slow;
     if (op->kind == INPUT || op->kind == OUTPUT) return out / rate[op->kind];

@@ -6,7 +6,7 @@ enum { RPRELU_ADDRESSES = 9, RPRELU_NUMBERS = 4 };
 typedef struct {
     const float *grad, *input;                        /* (rows, channels); grad is NULL for the forward */
     const float *before, *slope, *after;              /* (channels); after is NULL for the backward */
-    float *output;                                    /* (rows, channels): of the backward grad_input, else the output */
+    float *output;                                    /* (rows, channels); of the backward it is grad_input */
     float *grad_before, *grad_slope, *grad_after;     /* (channels); NULL for the forward */
     int64_t rows, channels, isa, grain;               /* grain: numbers below which a thread is not worth its start */
     int64_t chunks; /* from here on it is filled in: parts of the rows that are added up alone */

@@ -43,7 +43,8 @@ std::shared_ptr<Opened> open(const char *bytes, size_t count, int64_t height, in
     return std::make_shared<Opened>(Opened{{bytes, bytes + count}, height, width, std::move(plan)});
 }
 
-/* The plan of a program for images of this size. Bytes are compared, since a package may write others to their place. */
+/* The plan of a program for images of this size. Bytes are compared, since a package may write others to their
+ * place. */
 std::shared_ptr<Opened> find(const char *bytes, size_t count, int64_t height, int64_t width) {
     static std::mutex mutex;
     static std::list<std::shared_ptr<Opened>> recent;
@@ -63,7 +64,8 @@ std::shared_ptr<Opened> find(const char *bytes, size_t count, int64_t height, in
 
 /* The length of an output by its numbers: (length * times + plus) / over, of each; 0 where that is no length. */
 int64_t length_of(int64_t length, const int64_t *numbers, size_t count) {
-    for (; count > 0; numbers += 3, count--) length = numbers[1] > 0 ? (length * numbers[2] + numbers[0]) / numbers[1] : 0;
+    for (; count > 0; numbers += 3, count--)
+        length = numbers[1] > 0 ? (length * numbers[2] + numbers[0]) / numbers[1] : 0;
     return length;
 }
 

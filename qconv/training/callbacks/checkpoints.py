@@ -1,6 +1,7 @@
 """The callback that keeps `best.ckpt` and `last.ckpt`."""
 
 import math
+import shlex
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -158,5 +159,5 @@ def where_to_go_on(trainer: Trainer) -> str:
             folder = callback.folder.parent
             is_run = (folder / CONFIG).is_file() and callback.folder.name == LAST.parent.name
             word = f"resume={folder}" if is_run else f"ckpt_path={callback.last}"
-            return f"{word} continues from the last checkpoint"
+            return f"{shlex.quote(word)} continues from the last checkpoint"
     return "there is no checkpoint yet"
