@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--round-outputs",
         action="store_true",
-        help="ONNX and LiteRT: round to 8 bits between layers, over the range that some hundred images show; much "
-        "faster with many channels or 8 bits, but predicted classes can change",
+        help="ONNX, LiteRT and ExecuTorch: round to 8 bits between layers, over the range that some hundred images "
+        "show; much faster with many channels or 8 bits, but predicted classes can change",
     )
     parser.add_argument(
         "--four-bits",
@@ -72,9 +72,11 @@ def run(options: argparse.Namespace) -> int:
     folder = source.path if source.is_run else source.path.parent
     compared = None
     chosen = {name: value for name in ("round_outputs", "four_bits", "opset") if (value := getattr(options, name))}
-    of_target = {"onnx": {*chosen}, "litert": {"four_bits", "round_outputs"}}.get(options.to, set())
-    if not chosen.keys() <= of_target:
-        raise ValueError("--round-outputs and --four-bits are for --to onnx and --to litert, --opset for --to onnx")
+    of_target = {"onnx": {*chosen}, "litert": {"four_bits", "round_outputs"}, "executorch": {"round_outputs"}}
+    if not chosen.keys() <= of_target.get(options.to, set()):
+        raise ValueError(
+            "--round-outputs is for --to onnx, litert and executorch, --four-bits for onnx and litert, --opset for onnx"
+        )
     if options.to == "packed":
         if options.pictures:
             raise ValueError("--to packed takes no IMAGE")

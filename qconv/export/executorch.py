@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from ..ground.extras import needed
 from ..ground.files import atomic_file
-from ..onnx.integers import Integers
+from ..onnx.integers import Chains, Integers, roundings
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize
 from ..program.plan import EDGES, PRODUCT, form_of
-from .requantization import requantized
+from .requantization import at_once, requantized
 
 SETTINGS: dict[str, str] = {}
 """What a user must set: nothing."""
@@ -33,8 +33,10 @@ _ROUNDS = 1.5 * 2.0**23
 """Added and taken away again, it rounds half to even what is below 2^22."""
 
 
-def write(program: Program, path: Path, images: Tensor) -> None:
+def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool = False) -> None:
     """Write a program as a .pte file, whose method ``forward`` takes one image (1, C, H, W), of these images' size.
+
+    With ``round_outputs`` it computes on bytes throughout, as a LiteRT file does (`litert.write`).
 
     Raises:
         ImportError: ExecuTorch is missing: ``pip install "qconv[executorch]"``.
@@ -47,9 +49,10 @@ def write(program: Program, path: Path, images: Tensor) -> None:
         with needed("export to ExecuTorch"):
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-        in_bytes = requantized(program)
-        shown = _Network(program, in_bytes, is_open=True)
-        methods = {"forward": _Network(program, in_bytes), _CODES: shown}
+        rounded = roundings(program, images, Chains(program), signed=False) if round_outputs else {}
+        given = program, requantized(program, rounded or None), rounded
+        shown = _Network(*given, is_open=True)
+        methods = {"forward": _Network(*given), _CODES: shown}
         lowered = to_edge_transform_and_lower(
             {name: torch.export.export(network, (image,)) for name, network in methods.items()},
             partitioner=[XnnpackPartitioner()],
@@ -94,22 +97,37 @@ class _Network(nn.Module):
 
     Args:
         program: the program.
-        in_bytes: its convolutions in bytes, by the place of what makes codes of them.
+        in_bytes: its convolutions in bytes, by the place of what makes codes or numbers of them.
+        rounded: step and zero point, from 0 to 255, of floats that become numbers.
         is_open: whether the floats before each quantizer, and its codes, are returned, too.
     """
 
-    def __init__(self, program: Program, in_bytes: Mapping[int, Integers], is_open: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        in_bytes: Mapping[int, Integers],
+        rounded: Mapping[int, tuple[float, int]],
+        is_open: bool = False,
+    ) -> None:
         super().__init__()
         operations = program.operations
         self.put_together, self.output = program.put_together, program.output
         self.inputs = [operation.inputs for operation in operations]
-        self.bytes = {place: _Bytes(found.ends or ops.Sign.ends) for place, found in in_bytes.items()}
+        inside = {place for found in in_bytes.values() for place in found.chain}.difference(in_bytes)
+        self.rounded = [place for place in rounded if place not in in_bytes and place not in inside]
+        self.bytes = {place: _Bytes(127 - (found.ends or ops.Sign.ends)[1]) for place, found in in_bytes.items()}
+        self.bytes |= {place: _Bytes(rounded[place][1] - 128, rounded[place][0]) for place in rounded.keys() - inside}
         self.steps = nn.ModuleList(_step(operation, operations) for operation in operations)
+        for place in inside:
+            self.steps[place], self.inputs[place] = nn.Identity(), ()
+        for place, (step, zero) in (at_once(program, in_bytes) if rounded else {}).items():
+            low, high = cast(Quantize, operations[place]).ends
+            self.bytes[place] = _Bytes(zero, step)
+            self.steps[place] = _clamp(low * step, torch.inf) if high - low < 255 else nn.Identity()
+            self.rounded.append(place)
         for place, found in in_bytes.items():
-            self.steps[place] = _ConvInBytes(found, operations, self.bytes)
+            self.steps[place] = _ConvInBytes(found, operations, self.bytes, self.bytes[place], place in rounded)
             self.inputs[place] = operations[found.chain[0]].inputs
-            for inside in found.chain:
-                self.steps[inside], self.inputs[inside] = nn.Identity(), ()
         coders = (place for place, each in enumerate(operations) if isinstance(each, Quantize | ops.Sign))
         self.inner = [(place, place not in in_bytes) for place in coders] if is_open else []
 
@@ -120,11 +138,16 @@ class _Network(nn.Module):
         def read(place: int) -> Tensor:  # XNNPACK takes one operator that makes floats of bytes for each reader
             return self.bytes[place].read(values[place]) if place in self.bytes else values[place]
 
-        for step, inputs in zip(self.steps, self.inputs, strict=True):
+        for place, (step, inputs) in enumerate(zip(self.steps, self.inputs, strict=True)):
             values.append(step(*map(read, inputs)) if inputs else images)
+            if place in self.rounded:
+                values[-1] = self.bytes[place].write(values[-1])
         output, inner = self.put_together([read(self.output)]), list[Tensor]()
         for place, has_floats in self.inner:
-            inner += [read(self.inputs[place][0])] * has_floats + [read(place)]
+            codes = read(place)
+            if place in self.rounded:
+                codes = (codes / self.bytes[place].step).round()
+            inner += [read(self.inputs[place][0])] * has_floats + [codes]
         return (output, *inner) if inner else output
 
 
@@ -189,10 +212,11 @@ class _Conv(nn.Module):
 
 
 class _Bytes:
-    """Codes as bytes, of which the largest is the highest code."""
+    """Codes, or numbers of a step, as bytes with a zero point."""
 
-    def __init__(self, ends: tuple[int, int]) -> None:
-        self.how = 1.0, 127 - ends[1], -128, 127, torch.int8
+    def __init__(self, zero: int, step: float = 1.0) -> None:
+        self.step = step
+        self.how = step, zero, -128, 127, torch.int8
 
     def write(self, codes: Tensor) -> Tensor:
         return torch.ops.quantized_decomposed.quantize_per_tensor(codes, *self.how)
@@ -202,22 +226,30 @@ class _Bytes:
 
 
 class _ConvInBytes(_Conv):
-    """A convolution of bytes with what follows it, up to codes or signs and a maximum of these; it returns bytes."""
+    """A convolution of bytes with what follows it, up to codes or signs and a maximum of these, or to numbers."""
 
     scale: Tensor
     zeros: Tensor
 
-    def __init__(self, found: Integers, operations: list[Operation], of_places: Mapping[int, _Bytes]) -> None:
+    def __init__(
+        self,
+        found: Integers,
+        operations: list[Operation],
+        of_places: Mapping[int, _Bytes],
+        own: _Bytes,
+        is_rounded: bool,
+    ) -> None:
         conv: Any = operations[found.chain[0]]
         (given,), pool = conv.inputs, operations[found.chain[-1]]
         coder: Any = operations[given]
-        super().__init__(conv, coder, found.weight.to(torch.int8), found.bias * found.scale)
-        self.register_buffer("scale", found.scale.float())
+        super().__init__(conv, coder, found.weight.to(torch.int8), found.bias * found.scale * own.step)
         self.register_buffer("zeros", torch.zeros(conv.channels, dtype=torch.int64))
-        low, high = found.ends or ops.Sign.ends
-        self.given, self.bytes = of_places.get(given, _Bytes(coder.ends)), _Bytes((low, high))
+        low, _ = found.ends or ops.Sign.ends
+        self.given, self.bytes = of_places.get(given, _Bytes(127 - coder.ends[1])), own
+        self.register_buffer("scale", (found.scale * own.step / self.given.step).float())
         self.is_given = given in of_places and not any(self.sides)
-        self.activation = nn.Hardtanh() if found.ends is None else nn.Identity() if low else nn.ReLU()
+        is_free = is_rounded or (found.ends is not None and low)
+        self.activation = nn.Identity() if is_free else nn.Hardtanh() if found.ends is None else nn.ReLU()
         self.low, self.pool = float(low), pool.window if isinstance(pool, ops.Maximum) else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from ..onnx.integers import Chains, Integers, roundings
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize, Size, Window
 from ..program.plan import EDGES, PRODUCT, form_of
-from .requantization import requantized
+from .requantization import at_once, requantized
 
 SETTINGS: dict[str, str] = {}
 """What a user must set: nothing."""
@@ -165,7 +165,7 @@ class _Writer:
         schema, inner = self.schema, {}
         in_bytes = {} if self.four_bits else requantized(self.program, self.rounded or None)
         inside = {place for found in in_bytes.values() for place in found.chain}
-        convs = {found.chain[0] for found in in_bytes.values()}
+        quantized = at_once(self.program, in_bytes) if self.rounded else {}
         sums = {self._sum(place): place for place in self.rounded}
         for number, operation in enumerate(self.program.operations):
             self.origin = operation.origin
@@ -177,11 +177,12 @@ class _Writer:
                 self.values.append(in_codes)
             else:
                 given = [self._as_floats(self.values[place]) for place in operation.inputs]
-                if self.rounded and {*self.chains.readers[number]} <= convs and _is_even(operation):
-                    value = self._quantized_at_once(operation, *given)
+                if number in quantized:
+                    value = self._cut(operation, *given)
                 else:
                     value = self._written(operation, self._size(number), *given)
-                self.values.append(self._rounded(value, self.rounded[number]) if number in self.rounded else value)
+                how = quantized.get(number) or self.rounded.get(number)
+                self.values.append(self._rounded(value, how) if how else value)
                 if isinstance(operation, Quantize | ops.Sign):
                     inner[f"{number}.input"] = given[0]
             if isinstance(operation, Quantize | ops.Sign):
@@ -228,11 +229,10 @@ class _Writer:
             return self._take(operation, self._size(place), x)
         return None
 
-    def _quantized_at_once(self, quantize: Any, x: int) -> int:
-        """Codes in bytes of a quantizer's step, from floats: of bytes, XNNPACK rounds the ratio of both steps."""
+    def _cut(self, quantize: Any, x: int) -> int:
+        """Floats that the smallest byte or this clamp cuts below: of bytes, XNNPACK rounds the ratio of both steps."""
         low, high = quantize.ends
-        x = self._clamp(x, low * quantize.step, math.inf) if high - low < 255 else x
-        return self._rounded(x, (quantize.step, 127 - high))
+        return self._clamp(x, low * quantize.step, math.inf) if high - low < 255 else x
 
     def _rounded(self, x: int, how: _How) -> int:
         """The numbers of a tensor in bytes, with a step and a zero point."""
@@ -543,11 +543,6 @@ class _Writer:
         buffer.data = np.frombuffer(content, np.uint8)
         self.buffers.append(buffer)
         return len(self.buffers) - 1
-
-
-def _is_even(operation: Operation) -> bool:
-    """Whether it makes codes that a step alone gives."""
-    return isinstance(operation, Quantize) and form_of(operation, *operation.ends)[0] != EDGES
 
 
 def _is_same(window: Window, size: Size) -> bool:

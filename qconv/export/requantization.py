@@ -17,6 +17,7 @@ from torch import Tensor
 from ..onnx.integers import AROUND, MOST, Chains, Integers, Levels, slopes
 from ..program import operations as ops
 from ..program.operations import Program
+from ..program.plan import EDGES, form_of
 
 _PARTS = 0.5, 0.3, 0.7, 0.15, 0.85, 0.05, 0.95, 0.01, 0.99  # between the smallest and the largest slope
 _SMALLEST, _LARGEST = 2.0**-31, 2.0**7  # scales that XNNPACK takes
@@ -50,6 +51,17 @@ def requantized(program: Program, rounded: Mapping[int, tuple[float, int]] | Non
         if place not in inside:
             add(place, chains.rounded(place, step))
     return found
+
+
+def at_once(program: Program, in_bytes: Mapping[int, Integers]) -> dict[int, tuple[float, int]]:
+    """Return step and zero point, from -128 to 127, of quantizers whose even codes only convolutions in bytes read."""
+    convs, readers = {found.chain[0] for found in in_bytes.values()}, Chains(program).readers
+    coders = ((place, each) for place, each in enumerate(program.operations) if isinstance(each, ops.Quantize))
+    return {
+        place: (coder.step, 127 - coder.ends[1])
+        for place, coder in coders
+        if {*readers[place]} <= convs and form_of(coder, *coder.ends)[0] != EDGES and place not in in_bytes
+    }
 
 
 def _pads_by_zero(program: Program, place: int) -> bool:

@@ -74,7 +74,8 @@ def export(
             or "pt2" (`torch.export`).
         images: typical images (N, C, H, W). The file takes images of their size; "onnx", "program" and "pt2" take
             others, too, if the network does.
-        options: of the target: for "litert" `four_bits` and `round_outputs`, for "onnx" those of `qconv.export_onnx`.
+        options: of the target: for "litert" `four_bits` and `round_outputs`, for "executorch" `round_outputs`, for
+            "onnx" those of `qconv.export_onnx`.
 
     Returns:
         The program; None for "onnx".
