@@ -105,7 +105,10 @@ class ExportVerification:
             if layer.own:
                 return f"not equal: {layer.own:,} codes of '{layer.name}' are not those of the floats before them"
             if not layer.agrees:
-                return f"not equal: floats before '{layer.name}' differ by {layer.floats:.1e}, more than by rounding"
+                return (
+                    f"not equal: floats before '{layer.name}' differ by {layer.floats:.1e}, more than by the order of "
+                    "sums; with round_outputs they are rounded to 8 bits"
+                )
         if not drift:
             return f"equal: all {total:,} codes are the frozen model's"
         first = next(layer for layer in self.layers if layer.drift)
