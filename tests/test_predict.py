@@ -285,6 +285,22 @@ def test_a_model_is_exported_to_onnx(picture: Path, tmp_path: Path, capsys: pyte
     assert main(["verify", str(tmp_path / "other"), str(picture), "--onnx", str(out)]) == 1
 
 
+def test_layers_that_a_file_for_phones_computes_on_floats_are_named(
+    picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ai_edge_litert")
+    model = qconv.convert(small_cnn(3, 3, width=8), schemes.minmax(8, 8))
+    model(torch.randn(16, 3, 8, 8))
+    qconv.save_packed(model.eval(), tmp_path / "model", **described(), classes=CLASSES)
+    command = ["export", str(tmp_path / "model"), str(picture), "--to"]
+    assert main([*command, "litert"]) == 0
+    assert "layers that compute on floats, with whole numbers: blocks.1.conv, blocks.2.conv, blocks.3.conv\n" in capsys.readouterr().out
+    assert main([*command, "litert", "--round-outputs"]) == 0
+    assert "compute on floats" not in capsys.readouterr().out
+    assert main([*command, "openvino", "--round-outputs"]) == 1
+    assert "--round-outputs is for --to onnx, litert and executorch" in capsys.readouterr().err
+
+
 def test_batches_of_the_frozen_model_name_what_the_packed_one_does(tmp_path: Path) -> None:
     packed(tmp_path / "model")
     names = [str(tmp_path / f"{number}.png") for number in range(7)]

@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from ..convert.tied import shared_tensor
-from ..ground.checks import check_at_least_one, check_module, check_not_negative, check_whole
+from ..ground.checks import check_at_least_one, check_module, check_not_negative, check_whole, some
 from ..ground.processes import check_alone
 from ..ground.progress import shown
 from ..ground.table import Column, lines, write_csv
@@ -236,9 +236,8 @@ def _warn_if_on_levels(layers: Mapping[str, QuantizedLayer]) -> None:
     """Warn of layers without a rounding to learn."""
     settled = [name_of(layer, name) for name, layer in layers.items() if bool(Rounding(layer).on_level.all())]
     if settled:
-        more = f" and {len(settled) - 1} more" if settled[1:] else ""
         warnings.warn(
-            f"all weights of {settled[0]}{more} are already on levels, so their rounding can't be learned again: "
+            f"all weights of {some(settled, 1)} are already on levels, so their rounding can't be learned again: "
             "convert a copy of the float model, and reconstruct that",
             stacklevel=3,
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..ground.checks import check_module
+from ..ground.checks import check_module, some
 from ..ground.extras import needed
 from ..ground.table import write_csv
 from ..layers import QuantizedLayer
@@ -147,9 +147,7 @@ class Diagnostics:
                 names = [name for name in names if not isinstance(self.layers[name].weight_quantizer.at_work, INQ)]
             self.told |= {(figure, name) for name in names}
             if names:
-                shown = ", ".join(f"'{name}'" for name in names[:3]) + (
-                    f" and {len(names) - 3} more" if names[3:] else ""
-                )
+                shown = some([f"'{name}'" for name in names], 3)
                 warnings.warn(
                     f"epoch {epoch}: no gradient passes the {part} of {shown}: all lie beyond the quantizer's range. "
                     "If a learned range has left them, give quantizers a hundredth of the learning rate: "

@@ -93,14 +93,16 @@ def run(options: argparse.Namespace) -> int:
             out = options.out or folder / "model.onnx"
             compared = export_onnx(model, out, example, **chosen, metadata=_described(source))
         else:
-            from ..export import export
-            from ..export.targets import TARGETS
+            from ..export.targets import TARGETS, exported
+            from ..ground.checks import some
 
             out = options.out or folder / f"model{TARGETS[options.to].suffix}"
-            program = export(model, out, to=options.to, images=example, **chosen)
+            program, left = exported(model, out, options.to, example, **chosen)
             is_any = options.to == "program" and program is not None and program.size is None
             size = "any height and width" if is_any else "{} x {} pixels".format(*example.shape[2:])
             print(f"takes images of {example.shape[1]} channels and {size}")
+            if left:
+                print(f"layers that compute on floats, with whole numbers: {some(left)}")
     for file in (out, out.with_suffix(".bin")) if options.to == "openvino" else (out,):
         print(f"{file}: {file.stat().st_size:,} bytes")
     if compared is not None:

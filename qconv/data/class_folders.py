@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..ground.checks import some
 from ..images import HEIF_REMEDY, HEIF_SUFFIXES, files_below, readable_suffixes
 
 NO_PICTURES = ("thumbs.db", "desktop.ini")
@@ -104,8 +105,3 @@ def left_out(folders: Sequence[Path], tops: Sequence[Path]) -> tuple[str, ...]:
         remedy = f" ({HEIF_REMEDY} to read them)" if kind in HEIF_SUFFIXES else ""
         parts.append(f"{count} {kind}{remedy}")
     return (*told, f"left out: {', '.join(parts)}") if parts else tuple(told)
-
-
-def some(names: Sequence[str]) -> str:
-    """The first five names, and how many more there are."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")

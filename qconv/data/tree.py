@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ..ground.checks import some
 from ..images import DecodingError, ReadingError, opened, size_of
-from .class_folders import WITHIN, by_class, deeper, is_seen, left_out, no_class, no_names, some
+from .class_folders import WITHIN, by_class, deeper, is_seen, left_out, no_class, no_names
 
 SPLITS = ("train", "val", "test")
 SAMPLED = 1000

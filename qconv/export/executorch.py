@@ -22,7 +22,7 @@ from ..onnx.integers import Chains, Integers, roundings
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize
 from ..program.plan import EDGES, PRODUCT, form_of
-from .requantization import at_once, requantized
+from .requantization import at_once, left_as_floats, requantized
 
 SETTINGS: dict[str, str] = {}
 """What a user must set: nothing."""
@@ -33,10 +33,11 @@ _ROUNDS = 1.5 * 2.0**23
 """Added and taken away again, it rounds half to even what is below 2^22."""
 
 
-def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool = False) -> None:
+def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool = False) -> list[str]:
     """Write a program as a .pte file, whose method ``forward`` takes one image (1, C, H, W), of these images' size.
 
-    With ``round_outputs`` it computes on bytes throughout, as a LiteRT file does (`litert.write`).
+    With ``round_outputs`` it computes on bytes throughout, as a LiteRT file does (`litert.write`). Returns layers of
+    codes or signs that multiply floats.
 
     Raises:
         ImportError: ExecuTorch is missing: ``pip install "qconv[executorch]"``.
@@ -50,7 +51,8 @@ def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool =
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
         rounded = roundings(program, images, Chains(program), signed=False) if round_outputs else {}
-        given = program, requantized(program, rounded or None), rounded
+        in_bytes = requantized(program, rounded or None)
+        given = program, in_bytes, rounded
         shown = _Network(*given, is_open=True)
         methods = {"forward": _Network(*given), _CODES: shown}
         lowered = to_edge_transform_and_lower(
@@ -62,6 +64,7 @@ def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool =
         content = lowered.to_executorch().buffer
     with atomic_file(path) as file:
         file.write(content)
+    return left_as_floats(program, in_bytes)
 
 
 def run(path: Path, images: Any) -> dict[str, Any]:

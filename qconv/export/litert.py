@@ -22,7 +22,7 @@ from ..onnx.integers import Chains, Integers, roundings
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize, Size, Window
 from ..program.plan import EDGES, PRODUCT, form_of
-from .requantization import at_once, requantized
+from .requantization import at_once, left_as_floats, requantized
 
 SETTINGS: dict[str, str] = {}
 """What a user must set: nothing."""
@@ -36,7 +36,7 @@ _CLAMPS = {(0.0, torch.inf): "RELU", (0.0, 6.0): "RELU6"}
 
 def write(
     program: Program, path: Path, images: Tensor, *, four_bits: bool = False, round_outputs: bool = False
-) -> None:
+) -> list[str]:
     """Write a program as a .tflite file, which takes images (N, H, W, C) of one size; N is 1 until it is resized.
 
     Args:
@@ -49,6 +49,9 @@ def write(
             256 numbers over their range with `images`, and convolve in bytes where a code may be off by one. That is
             faster, and can change decisions.
 
+    Returns:
+        The layers of codes or signs that multiply floats.
+
     Raises:
         ImportError: LiteRT is missing: ``pip install "qconv[litert]"``.
         ValueError: the program has a function for which LiteRT has no operator; options that exclude each other.
@@ -58,10 +61,11 @@ def write(
     with needed("export to LiteRT"):
         import flatbuffers
         from ai_edge_litert import schema_py_generated  # noqa: F401
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(_Writer(program, images, four_bits, round_outputs).model().Pack(builder), b"TFL3")
+    builder, writer = flatbuffers.Builder(1024), _Writer(program, images, four_bits, round_outputs)
+    builder.Finish(writer.model().Pack(builder), b"TFL3")
     with atomic_file(path) as file:
         file.write(bytes(builder.Output()))
+    return left_as_floats(program, writer.in_bytes)
 
 
 def run(path: Path, images: Any, interpreter: str = "xnnpack") -> dict[str, Any]:
@@ -153,6 +157,7 @@ class _Writer:
         if round_outputs:
             found = roundings(program, images, self.chains, signed=False)
             self.rounded = {place: (step, zero - 128) for place, (step, zero) in found.items()}
+        self.in_bytes = {} if four_bits else requantized(program, self.rounded or None)
         self.buffers: list[Any] = [schema.BufferT()]
         self.tensors: list[Any] = []
         self.operators: list[Any] = []
@@ -162,8 +167,7 @@ class _Writer:
         self.origin = ""
 
     def model(self) -> Any:
-        schema, inner = self.schema, {}
-        in_bytes = {} if self.four_bits else requantized(self.program, self.rounded or None)
+        schema, inner, in_bytes = self.schema, {}, self.in_bytes
         inside = {place for found in in_bytes.values() for place in found.chain}
         quantized = at_once(self.program, in_bytes) if self.rounded else {}
         sums = {self._sum(place): place for place in self.rounded}

@@ -53,6 +53,15 @@ def requantized(program: Program, rounded: Mapping[int, tuple[float, int]] | Non
     return found
 
 
+def left_as_floats(program: Program, in_bytes: Mapping[int, Integers]) -> list[str]:
+    """Return the layers of codes or signs that multiply floats."""
+    convs = {found.chain[0] for found in in_bytes.values()}
+    places = enumerate(program.operations)
+    return [
+        each.origin for place, each in places if isinstance(each, ops.ConvCodes | ops.ConvBits) and place not in convs
+    ]
+
+
 def at_once(program: Program, in_bytes: Mapping[int, Integers]) -> dict[int, tuple[float, int]]:
     """Return step and zero point, from -128 to 127, of quantizers whose even codes only convolutions in bytes read."""
     convs, readers = {found.chain[0] for found in in_bytes.values()}, Chains(program).readers

@@ -86,6 +86,13 @@ def export(
         ValueError: another target; the model can't be frozen; an operation that the target can't express: it names
             the layer, and the reason.
     """
+    return exported(model, path, to, images, **options)[0]
+
+
+def exported(
+    model: nn.Module | str | os.PathLike[str], path: str | os.PathLike[str], to: str, images: Tensor, **options: Any
+) -> tuple[Program | None, list[str]]:
+    """Do what `export` does; return the layers of codes that multiply floats in the file, too, if its target tells."""
     if to not in TARGETS:
         named = f"to (={to!r}) must be one of {', '.join(map(repr, TARGETS))}"
         raise ValueError(f"{named}; qconv.save_packed writes packed files" if to == "packed" else named)
@@ -97,8 +104,8 @@ def export(
         if isinstance(model, FrozenModel):
             raise ValueError("model is frozen: pass the trained one, with which the ONNX file is compared")
         export_onnx(model, path, images, **options)
-        return None
-    frozen, program = program_of(model, images)
+        return None, []
+    (frozen, program), left = program_of(model, images), None
     if to == "program":
         content = frozen.program_bytes(images.cpu())
         with atomic_file(path) as file:
@@ -114,8 +121,8 @@ def export(
             warnings.filterwarnings("ignore", "No complete tensor")  # of weights in channels_last, which are whole
             torch.export.save(exported, file)
     else:
-        import_module(f".{to}", __package__).write(program, path, images.detach().float().cpu(), **options)
-    return program
+        left = import_module(f".{to}", __package__).write(program, path, images.detach().float().cpu(), **options)
+    return program, left or []
 
 
 def _check_options(to: str, options: Mapping[str, Any]) -> None:

@@ -22,6 +22,11 @@ def in_a_line(value: object) -> str:
     return line if line == text else f"{line}…"
 
 
+def some(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
+
+
 def check_whole(name: str, value: int) -> int:
     """Return ``value`` as an int; raise a ValueError with ``name`` unless it is an integer, not a bool or string."""
     if isinstance(value, bool) or not isinstance(value, Integral):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from ..ground.checks import some
 from ..ground.processes import rank_and_count
 from ..quantizers import Quantizer
 from ..quantizers.chosen_sign import ChosenSign
@@ -89,6 +90,5 @@ def _layers(count: int) -> str:
 
 
 def _listed(found: Mapping[str, Negative], names: list[str]) -> str:
-    shown = sorted(names, key=lambda name: -found[name].share)[:LISTED]
-    parts = (f"{name} ({100 * found[name].share:.0f} %)" for name in shown)
-    return ", ".join(parts) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    shown = sorted(names, key=lambda name: -found[name].share)
+    return some([f"{name} ({100 * found[name].share:.0f} %)" for name in shown], LISTED)

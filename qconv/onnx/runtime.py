@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ground.checks import some
 from ..ground.extras import needed
 from ..inference.defaults import of_shipping
 from ..inference.verify import leaves, other_decisions, tolerance
@@ -116,10 +117,9 @@ class OnnxComparison:
     def _remedy(self) -> str:
         if not self.saturating:
             return ""
-        names = ", ".join(f"'{name}'" for name in self.saturating[:3])
-        more = f" and {len(self.saturating) - 3} more" if len(self.saturating) > 3 else ""
+        names = some([f"'{name}'" for name in self.saturating], 3)
         return (
-            f"; on x86 processors without VNNI, sums of 8-bit codes can saturate in {names}{more} unless "
+            f"; on x86 processors without VNNI, sums of 8-bit codes can saturate in {names} unless "
             f"{PRECISE[0]} is {PRECISE[1]}"
         )
 

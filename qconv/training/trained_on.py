@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 
 from ..data import ImageFolderDataModule
 from ..data.tree import Tree
+from ..ground.checks import some
 from ..images import Normalize
 from .checkpoint_io import CheckpointError
 
@@ -215,7 +216,9 @@ def other_classes(data: Any, checkpoint: Mapping[str, Any] | None) -> str:
     if len(before) == len(now) and list(map(str, range(len(now)))) in (before, now):  # numbers in place of names
         return ""
     if len(before) != len(now):
-        return f"was trained on {len(before)} classes ({_some(before)}), but the data have {len(now)} ({_some(now)})"
+        return (
+            f"was trained on {len(before)} classes ({some(before, 3)}), but the data have {len(now)} ({some(now, 3)})"
+        )
     number = next(number for number, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1])
     return f"was trained with {before[number]!r} as class {number}, which is {now[number]!r} in the data"
 
@@ -223,7 +226,3 @@ def other_classes(data: Any, checkpoint: Mapping[str, Any] | None) -> str:
 def _of(checkpoint: Mapping[str, Any] | None) -> Mapping[str, Any]:
     known = None if checkpoint is None else checkpoint.get(TRAINED_ON)
     return {} if known is None else known
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from ...ground.checks import some
 from ...layers import QuantizedLayer
 from ...layers.naming import name_of
 from ...quantizers import Quantizer
@@ -183,10 +184,9 @@ def learned_scales(model: nn.Module) -> dict[str, tuple[Quantizer, str]]:
 
 def explain_fallen(names: list[str]) -> str:
     """Which learned scales are at their lower bound, what follows, and what to do."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    shown = ", ".join(f"'{name}'" for name in names[:3])
+    shown = some([f"'{name}'" for name in names], 3)
     return (
-        f"at the lower bound of 2^-20, so its outputs are almost zero: the learned {shown}{more}. If the optimizer's "
+        f"at the lower bound of 2^-20, so its outputs are almost zero: the learned {shown}. If the optimizer's "
         "steps are too large for it, give quantizers a hundredth of the learning rate, such as "
         "++optimizer.rules.quantizers.lr_scale=0.01"
     )
