@@ -343,7 +343,24 @@ def test_convolutions_are_in_bytes_where_kernels_are_exact(
         assert kinds.count("codes") - kinds.count("input") == count
 
 
+class Dead(nn.Module):
+    """A quantizer of the image, a branch that is 0 for all images, and a batch norm of factors 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.last = nn.BatchNorm2d(8), nn.Linear(8, 10)
+        nn.init.constant_(self.second.bias, -100.0)  # pyright: ignore
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        input = self.first(input).relu()
+        input = input + self.second(input).relu()
+        return self.last((input + self.norm(self.third(input))).relu().mean((2, 3)))
+
+
 ROUNDED = [
+    *product(["litert", "executorch"], ["dead"], ["minmax"]),
     *product(["litert"], ["lsq44", "plain"], ["lsq44", "minmax", "signed", "apot"]),
     *product(["executorch"], ["lsq44", "plain"], ["minmax", "signed"]),
 ]
@@ -351,7 +368,9 @@ ROUNDED = [
 
 @pytest.mark.parametrize(
     ("target", "name", "scheme"),
-    mostly_nightly(ROUNDED, [("litert", "lsq44", "minmax"), ("litert", "plain", "signed")]),
+    mostly_nightly(
+        ROUNDED, [("litert", "lsq44", "minmax"), ("litert", "plain", "signed"), ("litert", "dead", "minmax")]
+    ),
 )
 def test_outputs_are_rounded_to_bytes(target: str, name: str, scheme: str, tmp_path: Path) -> None:
     """A code may be off by one: kernels round sums of bytes, and biases are whole."""
@@ -364,7 +383,8 @@ def test_outputs_are_rounded_to_bytes(target: str, name: str, scheme: str, tmp_p
         "apot": schemes.apot(4, 4),
     }
     images, path = torch.randn(64, 3, 18, 15), tmp_path / f"model{SUFFIXES[target]}"
-    model = trained(plain() if name == "plain" else NETWORKS[name][0](), made[scheme], images)
+    networks, skip = {"plain": plain, "dead": Dead}, () if name == "dead" else ("first", "last")
+    model = trained(networks.get(name, NETWORKS["lsq44"][0])(), made[scheme], images, skip=skip)
     qconv.export(model, path, to=target, images=images, round_outputs=True)
     program = build(model, images).program(images)
     if target == "litert":

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ground.checks import check_flags
 from ..ground.extras import needed
 from ..ground.files import atomic_file
 from ..onnx.integers import Chains, Integers, roundings
@@ -44,14 +45,15 @@ def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool =
         ValueError: an operation that can't be written. Functions are written by their names: `run` refuses a file with
             one that ExecuTorch does not have.
     """
+    check_flags(round_outputs=round_outputs)
     image = torch.zeros_like(images[:1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what ExecuTorch imports and calls
         with needed("export to ExecuTorch"):
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-        rounded = roundings(program, images, Chains(program), signed=False) if round_outputs else {}
-        in_bytes = requantized(program, rounded or None)
+        rounded = roundings(program, images, Chains(program), signed=False) if round_outputs else None
+        in_bytes = requantized(program, rounded)
         given = program, in_bytes, rounded
         shown = _Network(*given, is_open=True)
         methods = {"forward": _Network(*given), _CODES: shown}
@@ -101,7 +103,7 @@ class _Network(nn.Module):
     Args:
         program: the program.
         in_bytes: its convolutions in bytes, by the place of what makes codes or numbers of them.
-        rounded: step and zero point, from 0 to 255, of floats that become numbers.
+        rounded: step and zero point, from 0 to 255, of floats that become numbers; None if none are to.
         is_open: whether the floats before each quantizer, and its codes, are returned, too.
     """
 
@@ -109,11 +111,12 @@ class _Network(nn.Module):
         self,
         program: Program,
         in_bytes: Mapping[int, Integers],
-        rounded: Mapping[int, tuple[float, int]],
+        rounded: Mapping[int, tuple[float, int]] | None,
         is_open: bool = False,
     ) -> None:
         super().__init__()
-        operations = program.operations
+        operations, quantized = program.operations, {} if rounded is None else at_once(program, in_bytes)
+        rounded = rounded or {}
         self.put_together, self.output = program.put_together, program.output
         self.inputs = [operation.inputs for operation in operations]
         inside = {place for found in in_bytes.values() for place in found.chain}.difference(in_bytes)
@@ -123,7 +126,7 @@ class _Network(nn.Module):
         self.steps = nn.ModuleList(_step(operation, operations) for operation in operations)
         for place in inside:
             self.steps[place], self.inputs[place] = nn.Identity(), ()
-        for place, (step, zero) in (at_once(program, in_bytes) if rounded else {}).items():
+        for place, (step, zero) in quantized.items():
             low, high = cast(Quantize, operations[place]).ends
             self.bytes[place] = _Bytes(zero, step)
             self.steps[place] = _clamp(low * step, torch.inf) if high - low < 255 else nn.Identity()

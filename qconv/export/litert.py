@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ground.checks import check_flags
 from ..ground.extras import needed
 from ..ground.files import atomic_file
 from ..onnx.integers import Chains, Integers, roundings
@@ -56,6 +57,7 @@ def write(
         ImportError: LiteRT is missing: ``pip install "qconv[litert]"``.
         ValueError: the program has a function for which LiteRT has no operator; options that exclude each other.
     """
+    check_flags(four_bits=four_bits, round_outputs=round_outputs)
     if four_bits and round_outputs:
         raise ValueError("four_bits and round_outputs exclude each other: convolutions by 4 bits are of floats")
     with needed("export to LiteRT"):
@@ -154,10 +156,14 @@ class _Writer:
         self.program, self.four_bits = program, four_bits
         self.sizes = program.sizes((images.shape[2], images.shape[3]))
         self.chains, self.rounded = Chains(program), dict[int, _How]()
+        self.in_bytes, self.quantized = dict[int, Integers](), dict[int, _How]()
         if round_outputs:
             found = roundings(program, images, self.chains, signed=False)
             self.rounded = {place: (step, zero - 128) for place, (step, zero) in found.items()}
-        self.in_bytes = {} if four_bits else requantized(program, self.rounded or None)
+            self.in_bytes = requantized(program, found)
+            self.quantized = at_once(program, self.in_bytes)
+        elif not four_bits:
+            self.in_bytes = requantized(program)
         self.buffers: list[Any] = [schema.BufferT()]
         self.tensors: list[Any] = []
         self.operators: list[Any] = []
@@ -169,7 +175,6 @@ class _Writer:
     def model(self) -> Any:
         schema, inner, in_bytes = self.schema, {}, self.in_bytes
         inside = {place for found in in_bytes.values() for place in found.chain}
-        quantized = at_once(self.program, in_bytes) if self.rounded else {}
         sums = {self._sum(place): place for place in self.rounded}
         for number, operation in enumerate(self.program.operations):
             self.origin = operation.origin
@@ -181,11 +186,11 @@ class _Writer:
                 self.values.append(in_codes)
             else:
                 given = [self._as_floats(self.values[place]) for place in operation.inputs]
-                if number in quantized:
+                if number in self.quantized:
                     value = self._cut(operation, *given)
                 else:
                     value = self._written(operation, self._size(number), *given)
-                how = quantized.get(number) or self.rounded.get(number)
+                how = self.quantized.get(number) or self.rounded.get(number)
                 self.values.append(self._rounded(value, how) if how else value)
                 if isinstance(operation, Quantize | ops.Sign):
                     inner[f"{number}.input"] = given[0]

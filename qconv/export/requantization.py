@@ -34,7 +34,9 @@ def requantized(program: Program, rounded: Mapping[int, tuple[float, int]] | Non
     chains, found = Chains(program), dict[int, Integers]()
 
     def add(place: int, integers: Integers | None) -> None:
-        if integers is not None and _pads_by_zero(program, integers.chain[0]) and integers.weight.abs().max() <= 127:
+        if integers is None or not _pads_by_zero(program, integers.chain[0]):
+            return
+        if integers.weight.abs().max() <= 127 and integers.scale.max() < _LARGEST:
             found[place] = integers
 
     for place, coder in enumerate(program.operations):

@@ -382,7 +382,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "elu": lambda c: c("Elu", c.x, alpha=float(c.alpha)) if c.scale == c.input_scale == 1 else None,
     "leaky_relu": lambda c: c("LeakyRelu", c.x, alpha=float(c.negative_slope)),
     **dict.fromkeys(("prelu", "_prelu_kernel"), lambda c: c("PRelu", c.x, c.weight.reshape(-1, *[1] * (c.rank - 2)))),
-    **dict.fromkeys(("softmax", "_softmax"), lambda c: c("Softmax", c.x, axis=c.dim)),
+    **dict.fromkeys(("softmax", "_softmax", "_safe_softmax"), lambda c: c("Softmax", c.x, axis=c.dim)),
     **dict.fromkeys(("log_softmax", "_log_softmax"), lambda c: c("LogSoftmax", c.x, axis=c.dim)),
     **dict.fromkeys(("view", "_unsafe_view", "reshape"), lambda c: c("Reshape", c.x, c.sizes(c.args[1]))),
     **dict(flatten=_flatten, expand=_expand, split=_split, split_with_sizes=_split, glu=_glu),

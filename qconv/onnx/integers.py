@@ -18,6 +18,7 @@ _MOST_OF_TWO = 2**15 - 1  # of two products: x86 processors without VNNI add the
 AROUND = 2
 """Sums on both sides of the bias that are searched."""
 _LEAST = 1e-30  # the smallest step
+_MOST_OF_STEPS = 128.0
 
 Conv = ops.ConvBits | ops.ConvCodes
 Coder = ops.Quantize | ops.Sign
@@ -222,7 +223,7 @@ def _whole(chain: list[int], weight: Tensor, scale: Tensor, bias: Tensor, finer:
     """Round a bias in units of the output's codes to units of the sums."""
     weight, scale = (weight * finer).long(), scale / finer
     # If a scale of 0 or nearly 0 makes the sums vanish beside the bias, the scale grows and the weight becomes 0.
-    least = (bias.abs() / MOST).clamp(min=2.0**-100)
+    least = (bias.abs() / MOST).clamp(min=2.0**-31)  # the smallest one that XNNPACK takes
     weight[scale < least] = 0
     scale = torch.maximum(scale, least)
     return Integers(chain, weight, scale, (bias / scale).round().long(), ends)
@@ -274,6 +275,7 @@ def roundings(program: Program, example: Tensor, chains: Chains, signed: bool) -
     """Return step and zero point of the floats that become 256 numbers over their range, by place.
 
     These are the outputs of convolutions of codes, and sums of which a term is one, with their other terms.
+    Steps of a sum and its terms differ by a factor of 128 at most: XNNPACK adds no others.
     If a quantizer of step ``s`` reads a value (the first one, if several do), its numbers are ``s / k`` apart with an
     odd k. An edge between two codes is then one between two numbers, so rounding twice gives the right code.
     """
@@ -293,6 +295,10 @@ def roundings(program: Program, example: Tensor, chains: Chains, signed: bool) -
             steps = (reader.step for reader in readers if isinstance(reader, ops.Quantize) and is_even(reader))
             found[place] = steps_of(lows[place], highs[place], next(steps, None), signed)
 
+    def widen(place: int, least: float) -> None:
+        if place in found and found[place][0] < least:
+            found[place] = least, 0 if signed else round(-lows[place] / least)
+
     def relu(place: int) -> int:
         following = chains.next(place, ops.Clamp)
         clamp: Any = operations[following]
@@ -304,13 +310,17 @@ def roundings(program: Program, example: Tensor, chains: Chains, signed: bool) -
             while following := chains.next(last, ops.Affine):
                 last = following
             last = last if signed else relu(last)  # codes from 0 on have its zeros themselves
-            is_coded = chains.next(last, Coder) or chains.next(chains.next(last, ops.Clamp), Coder)
+            clamp = chains.next(last, ops.Clamp)
+            is_coded = chains.next(last, Coder) or (clamp and chains.next(clamp, Coder))
             if chains.before(last) and not is_coded:
                 add(last)
         elif isinstance(operation, ops.Add) and any(_base(operations, term) in found for term in operation.inputs):
+            total = relu(place)
+            for each in (*operation.inputs, total):
+                add(each)
+            widen(total, max(found[term][0] for term in operation.inputs if term in found) / _MOST_OF_STEPS)
             for term in operation.inputs:
-                add(term)
-            add(relu(place))
+                widen(term, found[total][0] / _MOST_OF_STEPS)
     return found
 
 
@@ -321,7 +331,7 @@ def is_even(coder: ops.Quantize) -> bool:
 
 def steps_of(low: float, high: float, reader: float | None, signed: bool) -> tuple[float, int]:
     """``step, zero point`` of 256 numbers from `low` to `high`, on the edges of a reader's step, unless too fine."""
-    step = max(max(high, -low) / 127 if signed else (high - low) / 255, _LEAST)
+    step = max(max(high, -low) / 127 if signed else (high - low) / 255, _LEAST) if high > low else 1.0
     if reader is not None and reader >= step > _LEAST:
         ratio = math.floor(reader / step)
         step = reader / (ratio - 1 + ratio % 2)
