@@ -23,7 +23,7 @@ from qconv.inference import freeze, verify
 from qconv.inference.build import build
 from qconv.inference.integers import arithmetic
 from qconv.inference.verify import leaves
-from qconv.methods import AdaBinInput, AdaBinWeight
+from qconv.methods import AdaBinInput, AdaBinWeight, LSQPlusInput
 from qconv.models import ResNet
 from qconv.models.vgg import vgg_small
 from qconv.quantizers.levels import Levels
@@ -87,13 +87,14 @@ INTEGER = {
     "shift": schemes.shift_q(fixed_point=(16, 16)),
     "shift_ps": schemes.shift_ps(fixed_point=(4, 4)),
     "adabin": schemes.adabin(),
+    "lsq_plus": schemes.lsq_plus(),
+    "lsq_plus8": schemes.lsq_plus(8, 8),
 }
 FLOAT = {
     "bwn": schemes.bwn(),
     "twn": schemes.twn(),
     "ttq": schemes.ttq(),
     "shift_float": schemes.shift_q(),
-    "lsq_plus": schemes.lsq_plus(),
     "dsq": schemes.dsq(),
     "lsq16": schemes.lsq(8, 16),
     "minmax16": schemes.minmax(4, 16),
@@ -334,6 +335,10 @@ AROUND = {
     "weight alone": Scheme(input=quantizers.Sign, weight=AdaBinWeight, padding_value=-1),
     "input alone": Scheme(input=AdaBinInput, weight=quantizers.Sign),
     "map": Scheme(input=quantizers.Sign, weight=AdaBinWeight, scale_map=True),
+    "codes": schemes.lsq_plus(4, 4),
+    "8 bits": schemes.lsq_plus(8, 8, per_channel=True),
+    "codes by signs": Scheme(input=LSQPlusInput, weight=quantizers.Sign),
+    "signs by codes": Scheme(input=AdaBinInput, weight=schemes.lsq(4, 4).weight),
 }
 AROUND_GEOMETRY: list[dict[str, Any]] = [
     {"kernel_size": 3},
@@ -350,12 +355,14 @@ AROUND_GEOMETRY: list[dict[str, Any]] = [
 
 
 def around(layer: Any) -> Any:
-    """The layer with two values of its input that don't lie around 0, and one filter of equal weights."""
+    """The layer with values of its input that don't lie around 0, and one filter of equal weights."""
     with torch.no_grad():
         layer.weight.add_(0.05)[0] = 0.25
         if isinstance(layer.input_quantizer, AdaBinInput):
             layer.input_quantizer.alpha.fill_(0.7)
             layer.input_quantizer.beta.fill_(-0.6)
+        if isinstance(layer.input_quantizer, LSQPlusInput):
+            layer.calibrate_(torch.randn(64, 6, 8, 8))
     return layer.eval()
 
 
@@ -363,10 +370,10 @@ def around(layer: Any) -> Any:
     ("name", "geometry"),
     mostly_nightly(
         product(AROUND, AROUND_GEOMETRY),
-        [*product(AROUND, AROUND_GEOMETRY[2:3]), *product(["paper"], AROUND_GEOMETRY[3:])],
+        [*product(AROUND, AROUND_GEOMETRY[2:3]), *product(["paper", "codes"], AROUND_GEOMETRY[3:])],
     ),
 )
-def test_two_values_around_a_centre(name: str, geometry: dict[str, Any]) -> None:
+def test_codes_with_an_offset(name: str, geometry: dict[str, Any]) -> None:
     torch.manual_seed(0)
     layer = around(qconv.QConv2d(6, 12, scheme=AROUND[name], **geometry))
     frozen = freeze(layer)

@@ -26,7 +26,7 @@ class Arithmetic(NamedTuple):
     """The arithmetic of a quantized layer.
 
     Attributes:
-        kind: "binary", "offset" (signs around a centre), "integer", "shift" or "float".
+        kind: "binary", "offset" (codes with an offset, or signs around a centre), "integer", "shift" or "float".
         reason: why it is float.
         weight: the codes, output channels first; of a `QConv2d` whose input is not quantized, the quantized weight.
         scale: the value of 1 in a sum of products of codes, float64 for each output channel.
@@ -72,9 +72,8 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         return Arithmetic("float", str(error))
     is_plain = weight.offset is None and levels.offset is None
     is_around = quantizer.bits == 1 and levels[:2] == (-1, 1) and bool((weight.values.abs() == 1).all())
-    if weight.negative_scale is not None or weight.zero != 0 or not (is_plain or is_around):
-        what = "weight" if levels.offset is None else "input"
-        return Arithmetic("float", f"the codes of its {what} have an offset, or two scales")
+    if weight.negative_scale is not None or weight.zero != 0 or not (weight.offset is None or is_around):
+        return Arithmetic("float", "the codes of its weight have an offset, or two scales")
     for what, numbers in (("scales", levels.scale), ("offsets", levels.offset)):
         if numbers is not None and numbers.numel() != 1:
             return Arithmetic("float", f"its input channels have {what} of their own")
@@ -82,6 +81,7 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     for what, numbers in (("scales", weight.scale), ("offsets", weight.offset)):
         if numbers is not None and numbers.numel() != 1 and numbers.shape != by_filter:
             return Arithmetic("float", f"its weight has {what} {tuple(numbers.shape)}, not one for each filter")
+    levels = from_zero(levels)
     low, high = levels.low, levels.high
     unit = levels.scale.detach().double().flatten()
 
@@ -100,20 +100,35 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     integer = Arithmetic("integer", "", values, scale, levels, zero, bound)
     is_sign = bool((magnitudes == 1).all()) and (blocks is None or bool(blocks[0].all()))  # no zeros between signs
     if not is_plain and is_transposed:
-        return Arithmetic("float", "a transposed convolution of values around a centre has no integer operator")
-    if not is_plain:
+        return Arithmetic("float", "a transposed convolution of values with an offset has no integer operator")
+    if is_around and not is_plain:
         centre = torch.zeros_like(scale) if weight.offset is None else of_filters(weight.offset)
         return integer._replace(kind="offset", centre=centre)
     if quantizer.signs and is_sign:
         return integer._replace(kind="binary")
     if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
-        is_shift = not is_transposed and bool(((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all())
+        is_shift = is_plain and not is_transposed and bool(((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all())
         if is_shift and bound < LARGEST_EXACT and LARGEST_DIGITS * values[:1].numel() <= LARGEST_SUM:
             return integer._replace(kind="shift")
         return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are not 8-bit numbers")
     if bound > LARGEST_SUM:
         return Arithmetic("float", f"its sums, of up to {bound}, are not 32-bit numbers")
-    return integer
+    return integer if is_plain else integer._replace(kind="offset", centre=torch.zeros_like(scale))
+
+
+def code_near_zero(levels: Levels | None) -> int:
+    """Return the code from which those with an offset are counted: the nearest to 0; 0 for others, and for signs."""
+    if levels is None or levels.offset is None or levels.offset.numel() != 1 or levels[:2] == (-1, 1):
+        return 0
+    return int((-levels.offset.double() / levels.scale.double()).round().clamp(levels.low, levels.high))
+
+
+def from_zero(levels: Levels) -> Levels:
+    """Return the same levels, of codes that are counted from `code_near_zero`: what is left of the offset is small."""
+    if (code := code_near_zero(levels)) == 0:
+        return levels
+    offset = cast(Tensor, levels.offset).double() + code * levels.scale.double()
+    return levels._replace(low=levels.low - code, high=levels.high - code, offset=offset)
 
 
 class Quantized(nn.Module):
@@ -147,9 +162,10 @@ class Quantized(nn.Module):
         return quantizer.quantize(self.padded(input), *quantizer.tensors())
 
     def codes(self, input: Tensor) -> Tensor:
-        """Return the codes of the input, with padding."""
+        """Return the codes of the input, with padding, as `from_zero` counts them."""
         quantizer: Any = self.layer.input_quantizer  # pyright: ignore
-        return quantizer.codes(self.padded(input), *quantizer.tensors()).values
+        tensors = quantizer.tensors()
+        return quantizer.codes(self.padded(input), *tensors).values - code_near_zero(quantizer.levels(*tensors))
 
     def padded(self, input: Tensor) -> Tensor:
         """Return the input with what other padding modes than zeros put around it."""
@@ -346,29 +362,37 @@ class _Layer:
         return self.build.affine(sums, self.how.scale, self.first_bias)
 
     def _offset(self, place: int, weight: Tensor, window: Window) -> int:
-        """Append the convolution of two values around a centre with two values around a centre (AdaBin).
+        """Append the convolution of codes with an offset (LSQ+), or of two values around a centre for both (AdaBin).
 
-        With r the centre of the input in units of its distance, and outside of the image neither value but 0, it is
-        ``scale_c · acc + (centre_c · box + (r · (scale_c · W + centre_c · n) + bias_c))``: ``acc`` is the sum of
-        products of signs, ``box`` that of the input's signs in the group, ``W`` that of the weight's signs whose taps
-        lie inside, and ``n`` their number. Box and the bracket are computed for one channel of a group, and of ones.
+        With r the offset (`from_zero`) or the centre of the input in units of its codes, and outside of the image no
+        value but 0, it is ``scale_c · acc + (centre_c · box + (r · (scale_c · W + centre_c · n) + bias_c))``: ``acc``
+        is the sum of products of codes, ``box`` that of the input's codes in the group, ``W`` that of the weight's
+        codes whose taps lie inside, and ``n`` their number. Box and the bracket are computed for one channel of a
+        group, and of ones; without a border, the bracket is a number for each filter.
         """
-        build, (scale, centre) = self.build, (self.how.scale, self.how.centre)
-        signs, groups = self._signs(place), self.groups
-        self.codes = signs
+        build, (scale, centre), groups = self.build, (self.how.scale, self.how.centre), self.groups
         levels = self.how.levels
+        is_binary = levels[:2] == (-1, 1) and bool((weight.abs() == 1).all())
+        codes, zero = (self._signs(place), 0) if is_binary else self._codes(place)
+        self.codes = codes
+
+        def convolved(weight: Tensor, window: Window, groups: int) -> int:
+            fields: Any = {"channels": len(weight), "window": window, "groups": groups}
+            if is_binary:
+                return build.add(ops.ConvBits, codes, weight=weight.to(torch.int8), **fields)
+            return build.add(ops.ConvCodes, codes, weight=weight.to(torch.int16), zero=zero, **fields)
+
         offset = 0.0 if levels.offset is None else float(levels.offset.double() / levels.scale.double())
-        filters = torch.ones(groups, *weight.shape[1:], dtype=torch.int8)
-        box = build.add(ops.ConvBits, signs, channels=groups, weight=filters, window=window, groups=groups)
-        boxes = build.floats(box, centre.float().view(-1, 1, 1, 1), None, Window(), groups)
-        one = torch.ones(1, build.stored[signs][1], 1, 1, dtype=torch.int8)
-        ones = build.add(ops.ConvBits, signs, channels=1, weight=one, window=Window())
-        ones = build.add(ops.Clamp, ones, low=1.0, high=1.0)
         taps = offset * (weight.double() * scale.view(-1, 1, 1, 1) + centre.view(-1, 1, 1, 1)).sum(1, keepdim=True)
-        border = build.floats(ones, taps.float(), self.first_bias, window, 1)
-        rest = build.add(ops.Add, boxes, border)
-        fields: Any = {"channels": len(weight), "window": window, "groups": groups}
-        sums = build.add(ops.ConvBits, signs, weight=weight.to(torch.int8), **fields)
+        sums, is_centred = convolved(weight, window, groups), bool(centre.any())
+        if not any(window.padding) and not is_centred:
+            return build.affine(sums, scale, taps.flatten(1).sum(1) + self.first_bias.double())
+        ones = convolved(torch.ones(1, build.stored[codes][1], 1, 1), Window(), 1)
+        ones = build.add(ops.Clamp, ones, low=1.0, high=1.0)
+        rest = build.floats(ones, taps.float(), self.first_bias, window, 1)
+        if is_centred:
+            box = convolved(torch.ones(groups, *weight.shape[1:]), window, groups)
+            rest = build.add(ops.Add, build.floats(box, centre.float().view(-1, 1, 1, 1), None, Window(), groups), rest)
         return build.add(ops.Add, build.affine(sums, scale, 0.0), rest)
 
     def _mapped(self, output: int, place: int, window: Window) -> int:
@@ -395,13 +419,14 @@ class _Layer:
     def _codes(self, place: int) -> tuple[int, int]:
         """Return codes, and the code of 0."""
         quantizer, (low, high, step, *_) = self.quantizer, self.how.levels
+        first = code_near_zero(quantizer.levels(*quantizer.tensors()))
 
         def codes(values: Tensor) -> Tensor:
-            return quantizer.codes(values.view(1, 1, 1, -1), *quantizer.tensors()).values.flatten().long()
+            return quantizer.codes(values.view(1, 1, 1, -1), *quantizer.tensors()).values.flatten().long() - first
 
         found = self.build.codes(place, codes, low, high, float(step)) if quantizer.at_work.is_elementwise else None
         if found is not None:
             return found, max(0, -low)
         zero = self.how.zero
-        encode = Encode(quantizer, operators.code_dtype(low + zero), zero)
+        encode = Encode(quantizer, operators.code_dtype(low + zero), zero - first)
         return self.build.call(encode, self.build.stored[place], place), zero
