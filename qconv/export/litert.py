@@ -174,16 +174,21 @@ class _Writer:
 
     def model(self) -> Any:
         schema, inner, in_bytes = self.schema, {}, self.in_bytes
+        sums = {place: at for place in self.rounded if (at := self._sum(place)) is not None}
         inside = {place for found in in_bytes.values() for place in found.chain}
-        sums = {self._sum(place): place for place in self.rounded}
+        inside |= {at for place, at in sums.items() if at != place}
         for number, operation in enumerate(self.program.operations):
             self.origin = operation.origin
             if number in in_bytes:
                 self.values.append(self._conv_in_bytes(in_bytes[number], self.rounded.get(number)))
-            elif number in inside or sums.get(number, number) != number:
+            elif number in inside:
                 self.values.append(-1)
-            elif (in_codes := self._written_in_bytes(number)) is not None:
-                self.values.append(in_codes)
+            elif number in sums:
+                terms = [self.values[place] for place in self.program.operations[sums[number]].inputs]
+                options, how = schema.AddOptionsT(), self.rounded[number]
+                self.values.append(self._add("ADD", terms, self._size(number), options, version=2, how=how))
+            elif isinstance(operation, ops.Take) and self._keeps_step(operation, number):
+                self.values.append(self._take(operation, self._size(number), self.values[operation.inputs[0]]))
             else:
                 given = [self._as_floats(self.values[place]) for place in operation.inputs]
                 if number in self.quantized:
@@ -216,27 +221,17 @@ class _Writer:
         code.deprecatedBuiltinCode = min(code.builtinCode, 127)
         return code
 
-    def _sum(self, place: int) -> int:
-        """Return the place of the sum that alone becomes the value of a place, which is its ReLU, or the place."""
-        operation: Any = self.program.operations[place]
-        before = operation.inputs[0] if operation.inputs else 0
-        is_relu = isinstance(operation, ops.Clamp) and (operation.low, operation.high) == (0, math.inf)
-        is_sum = isinstance(self.program.operations[before], ops.Add) and self.chains.next(before, ops.Clamp) == place
-        return before if is_relu and is_sum else place
+    def _keeps_step(self, take: ops.Take, place: int) -> bool:
+        return self.rounded.get(place, 0) == self.rounded.get(take.inputs[0])
 
-    def _written_in_bytes(self, place: int) -> int | None:
-        """Add the operator of bytes for a sum or a shortcut of rounded values; None if it has none."""
-        operation: Any = self.program.operations[self._sum(place)]
-        given = [self.rounded.get(each) for each in operation.inputs]
-        if not given or None in given:
-            return None
-        x, *others = (self.values[each] for each in operation.inputs)
-        if isinstance(operation, ops.Add) and place in self.rounded:
-            options = self.schema.AddOptionsT()
-            return self._add("ADD", [x, *others], self._size(place), options, version=2, how=self.rounded[place])
-        if isinstance(operation, ops.Take) and self.rounded.get(place) == given[0]:
-            return self._take(operation, self._size(place), x)
-        return None
+    def _sum(self, place: int) -> int | None:
+        """Return the place of a sum of rounded values that alone becomes the value of a place, its ReLU or the same."""
+        operations = self.program.operations
+        operation: Any = operations[place]
+        if isinstance(operation, ops.Clamp) and (operation.low, operation.high) == (0, math.inf):
+            place = place if self.chains.next(operation.inputs[0], ops.Clamp) != place else operation.inputs[0]
+        is_sum = isinstance(operations[place], ops.Add) and {*operations[place].inputs} <= self.rounded.keys()
+        return place if is_sum else None
 
     def _cut(self, quantize: Any, x: int) -> int:
         """Floats that the smallest byte or this clamp cuts below: of bytes, XNNPACK rounds the ratio of both steps."""

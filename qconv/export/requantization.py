@@ -42,7 +42,8 @@ def requantized(program: Program, rounded: Mapping[int, tuple[float, int]] | Non
     for place, coder in enumerate(program.operations):
         if not isinstance(coder, ops.Quantize | ops.Sign):
             continue
-        if (levels := chains.levels(place, pooled=True, most=_MOST_EDGES)) is not None:
+        levels = chains.levels(place, pooled=True, most=_MOST_EDGES)
+        if levels is not None and _pads_by_zero(program, levels.chain[0]):
             add(place, levels.as_signs() if isinstance(coder, ops.Sign) else _searched(levels))
         low, high = coder.ends
         is_cut = low >= 0 or high - low == 255  # below, by a ReLU or by the smallest byte

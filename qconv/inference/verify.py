@@ -24,7 +24,7 @@ from ..program.operations import Quantize
 from ..quantizers import Identity
 from .build import FrozenModel, build
 from .defaults import of_shipping
-from .integers import Quantized, code_near_zero
+from .integers import Quantized, from_zero
 
 HEADS = "layer", "arithmetic", "codes ≠", "error", "of bound", "drift"
 COLUMNS = tuple(map(Column, HEADS))
@@ -425,11 +425,10 @@ def _output(layer: Quantized, input: Tensor, own: Own | None) -> Tensor:
         return trained(input)
     quantizer, input_q = trained.input_quantizer, layer.input(input).double()
     if own is not None and own.codes is not None:
-        codes = quantizer.codes(layer.padded(input), *quantizer.tensors())
+        levels = from_zero(quantizer.levels(*quantizer.tensors()))
         if own.codes.numel() == input_q.numel():
-            first = code_near_zero(quantizer.levels(*quantizer.tensors()))
-            values = (own.codes.reshape(input_q.shape) + first).double() * codes.scale.double()
-            input_q = values if codes.offset is None else values + codes.offset.double()
+            values = own.codes.reshape(input_q.shape).double() * levels.scale.double()
+            input_q = values if levels.offset is None else values + levels.offset.double()
     weight, bias = layer.weight, trained.bias
     return layer.product(input_q, weight.double(), None if bias is None else bias.double(), input)  # pyright: ignore
 

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from torch import Tensor, fx, nn
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..program.operations import Function, Given, Images
@@ -96,9 +97,7 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
 def _write_module(graph: Graph, function: Function, given: str, shape: Any) -> str:
     """Add what a module does with an input of this shape, function by function."""
     module: Any = function.function
-    if isinstance(
-        module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
-    ):  # which torch computes as channels of one image
+    if isinstance(module, _InstanceNorm):  # which torch computes as channels of one image
         numbers = (module.weight, module.bias) if module.affine else (torch.ones(shape[1]), torch.zeros(shape[1]))
         return graph.node("InstanceNormalization", given, *map(graph.constant, numbers), epsilon=module.eps)
     run = dispatch_functionalize(getattr(module, "on_floats", module))

@@ -181,8 +181,10 @@ class ConvFloats(_Conv):
 
 def _adds_floats(conv: _Conv) -> bool:
     """Whether it multiplies floats with signs, times one number for each filter."""
+    if type(conv) is not ConvFloats:
+        return False
     magnitudes = conv.weight.flatten(1).abs()
-    return type(conv) is ConvFloats and bool((magnitudes == magnitudes[:, :1]).all())
+    return bool((magnitudes == magnitudes[:, :1]).all())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
