@@ -150,7 +150,9 @@ def every(kinds: int, groups: int) -> Program:
     y = program.add(ops.Affine(**wider, inputs=(y,), **of_channels(channels + 21)))
     y = program.add(ops.Sigmoid(**wider, inputs=(y,)))
     y = program.add(ops.Repeat(**wider, inputs=(y,), times=(2, 3)))
-    y = program.add(ops.Average(**wider, inputs=(y,), window=Window((2, 3), (2, 3))))
+    y = program.add(ops.Bilinear(**wider, inputs=(y,), times=(2, 1), align_corners=bool(kinds)))
+    y = program.add(ops.GELU(**wider, inputs=(y,)))
+    y = program.add(ops.Average(**wider, inputs=(y,), window=Window((4, 3), (4, 3))))
     blocks = torch.randn(4 * channels, channels + 21, 1, 1)
     x = program.add(ops.ConvFloats(inputs=(y,), channels=4 * channels, weight=blocks, window=Window()))
     x = program.add(ops.Shuffle(inputs=(x,), channels=channels, times=2))
@@ -188,6 +190,13 @@ def test_floats_against_torch() -> None:
     for kind, function in ((ops.Sigmoid, torch.sigmoid), (ops.SiLU, F.silu)):
         exact = function(x.double()).float()
         torch.testing.assert_close(kind(inputs=(0,), channels=1).run(x), exact, rtol=2e-7, atol=0, equal_nan=True)
+    exact = F.gelu(x.double()).float()
+    torch.testing.assert_close(ops.GELU(inputs=(0,), channels=1).run(x), exact, rtol=2e-7, atol=4e-7, equal_nan=True)
+    x = torch.randn(2, 3, 5, 4)
+    for times, corners in product([(1, 2), (3, 1), (2, 40)], [False, True]):
+        up = ops.Bilinear(inputs=(0,), channels=3, times=times, align_corners=corners).run(x)
+        exact = F.interpolate(x.double(), scale_factor=times, mode="bilinear", align_corners=corners).float()
+        torch.testing.assert_close(up, exact, rtol=0, atol=5e-7)
 
 
 def test_sums_of_floats_are_fused_in_order() -> None:
@@ -485,19 +494,24 @@ OTHERS = [
     "regnet_x_400mf",
     "shufflenet_v2_x0_5",
     "efficientnet_b0",
+    "lraspp_mobilenet_v3_large",
+    "timm/hrnet_w18_small",
+    "timm/resnet18d",
+    "timm/tf_mixnet_s",
+    "timm/repvit_m0_9",
 ]
 
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # of untrained weights
-@pytest.mark.parametrize("name", [*OTHERS, "timm/hrnet_w18_small", "timm/resnet18d", "timm/tf_mixnet_s"])
+@pytest.mark.parametrize("name", OTHERS)
 def test_networks_that_nobody_here_wrote(name: str) -> None:
     import timm
     import torchvision
 
     torch.manual_seed(0)
     is_timm, x = name.startswith("timm/"), torch.randn(4, 3, 64, 64)
-    make: Any = partial(timm.create_model, name[5:]) if is_timm else getattr(torchvision.models, name)
+    make: Any = partial(timm.create_model, name[5:]) if is_timm else partial(torchvision.models.get_model, name)
     model = trained(make(num_classes=10), schemes.minmax(8, 8), x)
     check_plan(model, x[:2])
 

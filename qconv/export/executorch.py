@@ -183,6 +183,10 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
         case ops.Function():
             on_floats: Any = getattr(operation.function, "on_floats", operation.function)
             return _Call(replace(operation, function=on_floats).run)
+        case ops.Bilinear():
+            return nn.Upsample(None, operation.times, "bilinear", operation.align_corners)
+        case ops.GELU():
+            return nn.GELU()
         case ops.Sigmoid():
             return nn.SiLU() if isinstance(operation, ops.SiLU) else nn.Sigmoid()
         case ops.Add() | ops.Multiply() | ops.Repeat() | ops.Select() | ops.Shuffle() | ops.Take():

@@ -274,6 +274,10 @@ class _Writer:
                 options = self.schema.GatherOptionsT()
                 options.axis = 3
                 return self._add("GATHER", [x, self._whole(operation.index.tolist())], shape, options)
+            case ops.Bilinear():
+                options = self.schema.ResizeBilinearOptionsT()
+                options.alignCorners, options.halfPixelCenters = operation.align_corners, not operation.align_corners
+                return self._add("RESIZE_BILINEAR", [x, self._whole(shape[1:3])], shape, options)
             case ops.Repeat():
                 options = self.schema.ResizeNearestNeighborOptionsT()
                 return self._add("RESIZE_NEAREST_NEIGHBOR", [x, self._whole(shape[1:3])], shape, options)
@@ -287,6 +291,8 @@ class _Writer:
                     shape,
                     options,
                 )
+            case ops.GELU():
+                return self._add("GELU", [x], shape, self.schema.GeluOptionsT())
             case ops.Sigmoid():
                 curve = self._add("LOGISTIC", [x], shape)
                 return self._binary("MUL", x, curve) if isinstance(operation, ops.SiLU) else curve

@@ -123,11 +123,14 @@ class _Writer:
             case ops.Select():
                 return nodes.gather(x, self._whole(operation.index.tolist()), self._whole([1]))
             case ops.Repeat():
-                way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
                 scales, axes = self._floats(torch.tensor(operation.times).float()), self._whole([2, 3])
-                return nodes.interpolate(x, scales, "nearest", "scales", axes=axes, **way)
+                way = operation.resize
+                mode = way.pop("mode").replace("linear", "linear_onnx")
+                return nodes.interpolate(x, scales, mode, "scales", axes=axes, **way)
             case ops.Shuffle():
                 return nodes.depth_to_space(x, "depth_first", operation.times)
+            case ops.GELU():
+                return nodes.gelu(x, "erf")
             case ops.Sigmoid():
                 curve = nodes.sigmoid(x)
                 return nodes.multiply(x, curve) if isinstance(operation, ops.SiLU) else curve

@@ -145,10 +145,14 @@ class _Writer:
                 self._add("Gather", [*given, self._whole(f"{name}_index", operation.index.tolist())], name, axis=1)
             case ops.Repeat():
                 scales = self._constant(f"{name}_scales", torch.tensor([1.0, 1.0, *operation.times]))
-                way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-                self._add("Resize", [*given, "", scales], name, mode="nearest", **way)
+                self._add("Resize", [*given, "", scales], name, **operation.resize)
             case ops.Shuffle():
                 self._add("DepthToSpace", given, name, blocksize=operation.times, mode="CRD")
+            case ops.GELU():
+                root, half = (self._constant(f"{name}_{key}", torch.tensor(key)) for key in (0.7071067690849304, 0.5))
+                erf = self._add("Erf", [self._add("Mul", [*given, root], f"{name}_inner")], f"{name}_erf")
+                shifted = self._add("Add", [self._add("Mul", [erf, half], f"{name}_half"), half], f"{name}_gate")
+                self._add("Mul", [*given, shifted], name)
             case ops.SiLU():
                 self._add("Mul", [*given, self._add("Sigmoid", given, f"{name}_sigmoid")], name)
             case ops.Sigmoid():

@@ -166,7 +166,9 @@ class _Lowering:
             "cat": self._joined,
             "sigmoid": lambda x: self._elementwise(ops.Sigmoid, x),
             "silu": lambda x: self._elementwise(ops.SiLU, x),
+            "gelu": lambda x, *, approximate="none": self._elementwise(ops.GELU, x) if approximate == "none" else None,
             "upsample_nearest2d": self._repeated,
+            "upsample_bilinear2d": self._between,
             "pixel_shuffle": lambda x, times: self.build.shuffled(x.place, times) if self.build.is_image(x) else None,
             "constant_pad_nd": self._padded,
         }
@@ -562,10 +564,16 @@ class _Lowering:
 
     def _repeated(self, x: Value, size: Any, *scales: float | None) -> int | None:
         """Each pixel several times."""
-        times = size[0] // x.shape[2], size[1] // x.shape[3]
-        is_whole = list(size) == [times[0] * x.shape[2], times[1] * x.shape[3]] and scales in ((), times)
-        is_whole &= max(times) < 41  # for which torch, multiplying by 1 / 41 in floats, begins some pixels late
-        return self.build.add(ops.Repeat, x.place, times=times) if is_whole and self.build.is_image(x) else None
+        times = _whole_times(x, size, scales)
+        # For 41 times torch, multiplying by 1 / 41 in floats, begins some pixels late.
+        is_so = times is not None and max(times) < 41 and self.build.is_image(x)
+        return self.build.add(ops.Repeat, x.place, times=times) if is_so else None
+
+    def _between(self, x: Value, size: Any, align_corners: bool, *scales: float | None) -> int | None:
+        """Pixels between others."""
+        times = _whole_times(x, size, scales)
+        is_so = times is not None and self.build.is_image(x)
+        return self.build.add(ops.Bilinear, x.place, times=times, align_corners=align_corners) if is_so else None
 
     def _padded(self, x: Value, pad: Any, value: float = 0) -> int | None:
         """Channels of zeros, or zeros around the images: those are what a convolution by 1 pads with."""
@@ -579,6 +587,13 @@ class _Lowering:
             return place
         window = Window(padding=(left, right, top, bottom))
         return self.build.floats(place, torch.ones(channels, 1, 1, 1), None, window, channels)
+
+
+def _whole_times(x: Value, size: Any, scales: tuple[float | None, ...]) -> tuple[int, int] | None:
+    """Return how many times an image is enlarged to a size, down and across; None if it is not a whole number."""
+    times = size[0] // x.shape[2], size[1] // x.shape[3]
+    is_whole = list(size) == [times[0] * x.shape[2], times[1] * x.shape[3]] and scales in ((), times)
+    return times if is_whole else None
 
 
 def _stays_whole(module: nn.Module) -> bool:

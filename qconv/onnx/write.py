@@ -1,5 +1,6 @@
 """A program as an ONNX graph: which nodes each operation becomes."""
 
+import math
 from typing import Any
 
 import torch
@@ -242,10 +243,12 @@ class Writer:
                 return node("Gather", *given, graph.constant(operation.index), axis=1)
             case ops.Repeat():
                 scales = graph.constant(torch.tensor([1.0, 1.0, *operation.times]))
-                way = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-                return node("Resize", *given, "", scales, mode="nearest", **way)
+                return node("Resize", *given, "", scales, **operation.resize)
             case ops.Shuffle():
                 return node("DepthToSpace", *given, blocksize=operation.times, mode="CRD")
+            case ops.GELU():
+                curve, half = node("Erf", node("Mul", *given, graph.constant(math.sqrt(0.5)))), graph.constant(0.5)
+                return node("Mul", *given, node("Add", node("Mul", curve, half), half))
             case ops.Sigmoid():
                 curve = node("Sigmoid", *given)
                 return node("Mul", *given, curve) if isinstance(operation, ops.SiLU) else curve

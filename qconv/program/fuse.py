@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .operations import (
+    GELU,
     Add,
     Affine,
     Average,
@@ -34,6 +35,7 @@ from .operations import (
 )
 
 _SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum, Select, Repeat, Shuffle
+_CURVES: dict[type[Operation], str] = {Sigmoid: "sigmoid", SiLU: "SiLU", GELU: "GELU"}
 _MOST_CODES = 2
 
 
@@ -76,7 +78,7 @@ class Kernel:
         affine: a scale and a bias.
         residual: what is added, or multiplied by.
         prelu: with shifts around it.
-        curve: in place of that: "sigmoid", "SiLU" or "hard swish".
+        curve: in place of that: "sigmoid", "SiLU", "GELU" or "hard swish".
         clamp: the ends.
         floats: whether the value is stored as floats.
         codes: the operations whose codes of it are stored, by number; two at most.
@@ -194,8 +196,8 @@ class _Fusing:
             kernel.residual = self._factor(operation, kernel.value)
             if kernel.residual is None:
                 return False
-        elif isinstance(operation, Sigmoid) and kernel.stage < 3:
-            kernel.curve = "SiLU" if isinstance(operation, SiLU) else "sigmoid"
+        elif type(operation) in _CURVES and kernel.stage < 3:
+            kernel.curve = _CURVES[type(operation)]
         elif isinstance(operation, Clamp) and kernel.stage < 4:
             kernel.clamp = operation
         else:

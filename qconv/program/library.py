@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 from ..kernels import onednn, operators
 from ..kernels.window import Window as Geometry
 from .operations import (
+    GELU,
     Affine,
     Average,
     ConvBits,
@@ -143,7 +144,12 @@ def _mean(x: Tensor) -> Tensor:
     return x.mean((2, 3), keepdim=True)
 
 
-_LIBRARIES: dict[type[Operation], Callable[..., Tensor]] = {Mean: _mean, Sigmoid: torch.sigmoid, SiLU: F.silu}
+_LIBRARIES: dict[type[Operation], Callable[..., Tensor]] = {
+    Mean: _mean,
+    Sigmoid: torch.sigmoid,
+    SiLU: F.silu,
+    GELU: F.gelu,
+}
 
 
 class _WithTensors(nn.Module):

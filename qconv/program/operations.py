@@ -21,6 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_map, tree
 Size = tuple[int, int]
 _LONGEST = 1 << 24  # rows or columns of an image that C takes
 _TAYLOR = [1 / math.factorial(k) for k in range(7, -1, -1)]
+_NORMAL = [-0.11202044, 0.436400741, -0.306797355, 0.316277772, 0.0489801988, 0.117159113]
 
 
 class Length(NamedTuple):
@@ -229,16 +230,10 @@ class PReLU(Operation):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sigmoid(Operation):
-    """``1 / (1 + e^−x)``, of x in −87 to 87; as ``e^z = 2^n · e^r`` with Taylor's polynomial of degree 7 in r."""
+    """``1 / (1 + e^−x)``, of x in −87 to 87."""
 
     def run(self, *values: Tensor) -> Tensor:
-        z = (-values[0]).clamp(-87, 87)
-        n = (z * 1.4426950216293335 + 12582912) - 12582912  # to the nearest whole number
-        r = (z - n * 0.693359375) - n * -2.1219444170128554e-4  # the first product, of log 2 in 9 bits, is exact
-        power = torch.full_like(r, _TAYLOR[0])
-        for number in _TAYLOR[1:]:
-            power = power * r + number
-        return 1 / (1 + power * ((n.int() + 127) << 23).view(torch.float32))
+        return 1 / (1 + _power((-values[0]).clamp(-87, 87)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -247,6 +242,21 @@ class SiLU(Sigmoid):
 
     def run(self, *values: Tensor) -> Tensor:
         return values[0] * super().run(*values)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GELU(Operation):
+    """``x · Φ(x)``; Φ(−|x|) is ``e^−z² · t · P(t)`` with ``z = |x| / √2``, ``t = 1 / (1 + 0.39 z)``, and P of degree 5.
+
+    P was fitted to the error function; Φ(−|x|) is off by at most 2e-7.
+    """
+
+    def run(self, *values: Tensor) -> Tensor:
+        (x,) = values
+        z = x.abs() * 0.7071067690849304
+        t = 1 / (1 + z * 0.39)
+        tail = _polynomial(_NORMAL, t) * t * _power((-(z * z)).clamp(min=-87))
+        return x * torch.where(x > 0, 1 - tail, tail)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -329,11 +339,47 @@ class Repeat(Operation):
 
     times: Size
 
+    @property
+    def resize(self) -> dict[str, str]:
+        """The attributes of ONNX's Resize."""
+        return {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+
     def run(self, *values: Tensor) -> Tensor:
         return values[0].repeat_interleave(self.times[0], 2).repeat_interleave(self.times[1], 3)
 
     def lengths(self) -> tuple[Length, Length]:
         return Length(times=self.times[0]), Length(times=self.times[1])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Bilinear(Repeat):
+    """Upsampling by ``round(round(a · (1 − t)) + round(b · t))`` of neighbours in a row, then of two such rows.
+
+    Pixel i of `times` · n lies at ``(i + ½) / times − ½``, but not below 0; with `align_corners` at
+    ``i · (n − 1) / (times · n − 1)``. The fraction of that, rounded, is t.
+    """
+
+    align_corners: bool = False
+
+    @property
+    def resize(self) -> dict[str, str]:
+        corners = "align_corners" if self.align_corners else "half_pixel"
+        return {"mode": "linear", "coordinate_transformation_mode": corners}
+
+    def run(self, *values: Tensor) -> Tensor:
+        rows, columns = self.times
+        return self._between(self._between(values[0], 3, columns), 2, rows)
+
+    def _between(self, x: Tensor, dim: int, times: int) -> Tensor:
+        length = x.shape[dim]
+        pixels, over = torch.arange(times * length, device=x.device), 2 * times
+        places = (2 * pixels + 1 - times).clamp(min=0)
+        if self.align_corners:
+            places, over = pixels * (length - 1), max(times * length - 1, 1)
+        t = (places % over).float() / over
+        first, t = places // over, t if dim == 3 else t.unsqueeze(1)
+        a, b = (x.index_select(dim, each.clamp(max=length - 1)) for each in (first, first + 1))
+        return a * (1 - t) + b * t
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -430,6 +476,18 @@ class Function(Operation):
         arguments, named = tree_map(filled, (self.arguments, dict(self.named)), is_leaf=_is_filled)
         results = self.function(*arguments, **named)
         return results if self.result is None else results[self.result]
+
+
+def _power(z: Tensor) -> Tensor:
+    """Return ``e^z = 2^n · e^r`` of z in −87 to 87, with Taylor's polynomial of degree 7 in r."""
+    n = (z * 1.4426950216293335 + 12582912) - 12582912  # to the nearest whole number
+    r = (z - n * 0.693359375) - n * -2.1219444170128554e-4  # the first product, of log 2 in 9 bits, is exact
+    return _polynomial(_TAYLOR, r) * ((n.int() + 127) << 23).view(torch.float32)
+
+
+def _polynomial(factors: Sequence[float], x: Tensor) -> Tensor:
+    """Return the polynomial with these factors, that of the highest power first, by Horner's rule."""
+    return reduce(lambda sums, factor: sums * x + factor, factors[1:], torch.full_like(x, factors[0]))
 
 
 def _is_filled(argument: Any) -> bool:

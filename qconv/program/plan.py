@@ -17,6 +17,7 @@ from .edges import are_edges_of
 from .fuse import Kernel, NotFused, fuse
 from .operations import (
     Average,
+    Bilinear,
     ConvBits,
     ConvCodes,
     ConvFloats,
@@ -82,8 +83,9 @@ KINDS = {
     8: Select,
     9: Repeat,
     10: Shuffle,
+    11: Bilinear,
 }
-CURVES = None, "sigmoid", "SiLU", "hard swish"
+CURVES = None, "sigmoid", "SiLU", "hard swish", "GELU"
 OUTPUT = 5
 _FLOATS, _CODES, _BITS = range(3)  # types of buffers
 PRODUCT, QUOTIENT, EDGES = range(3)  # how numbers become codes
@@ -169,6 +171,8 @@ class _Writer:
             record["weight"] = (self._put(source.index.int()),)
         if isinstance(source, Repeat):
             record["stride"] = source.times
+        if isinstance(source, Bilinear):
+            record["ceil"] = (int(source.align_corners),)
         if isinstance(source, Shuffle):
             record["stride"] = source.times, source.times
         return record | self._stages(kernel) | self._outputs(kernel)

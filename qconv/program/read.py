@@ -79,8 +79,8 @@ class _Reader:
         return self.program.add(kind(inputs=inputs, channels=channels, **fields))
 
     def _curve(self, curve: str, channels: int, at: int) -> int:
-        if curve != "hard swish":
-            return self._add(ops.SiLU if curve == "SiLU" else ops.Sigmoid, channels, at)
+        if kind := {"sigmoid": ops.Sigmoid, "SiLU": ops.SiLU, "GELU": ops.GELU}.get(curve):
+            return self._add(kind, channels, at)
         one, nothing = torch.ones(channels), torch.zeros(channels)
         gate = self._add(ops.Affine, channels, at, scale=one, bias=nothing + 3)
         gate = self._add(ops.Clamp, channels, gate, low=0.0, high=6.0)
@@ -105,6 +105,9 @@ class _Reader:
             return self._add(ops.Mean, channels, at)
         if source is ops.Repeat:
             return self._add(ops.Repeat, channels, at, times=record["stride"])
+        if source is ops.Bilinear:
+            is_aligned = bool(record["ceil"][0])
+            return self._add(ops.Bilinear, channels, at, times=record["stride"], align_corners=is_aligned)
         if source is ops.Shuffle:
             return self._add(ops.Shuffle, channels, at, times=record["stride"][0])
         if source is ops.Select:

@@ -236,6 +236,7 @@ static int check_select(const Check *check, const Op *op) {
 
 static int check_repeated(const Check *check, const Op *op, Size in, Size *out) {
     if (!within(check, "times", op->sh, 1, MOST / in.h) || !within(check, "times", op->sw, 1, MOST / in.w)) return 0;
+    if (!within(check, "ceil", op->ceil, 0, op->kind == BILINEAR)) return 0;
     *out = (Size){in.h * op->sh, in.w * op->sw};
     const int32_t channels = check->program->values[op->in].channels;
     const int64_t block = op->kind == SHUFFLE ? (int64_t)op->sh * op->sw : 1;
@@ -277,7 +278,7 @@ static int check_op(Check *check, Op *op, const int64_t (*sizes)[2], Size *size)
         return check_epilogue(check, op, *size);
     }
     if (op->kind == SELECT) return check_select(check, op) && check_epilogue(check, op, *size);
-    if (op->kind == REPEAT || op->kind == SHUFFLE)
+    if (op->kind >= REPEAT)
         return check_repeated(check, op, in, size) && check_epilogue(check, op, *size);
     if (!check_window(check, op, in, size)) return 0;
     if (!(is_conv(op) ? check_conv(check, op) : check_pool(check, op, in, *size))) return 0;

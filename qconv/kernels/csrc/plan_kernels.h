@@ -208,7 +208,34 @@ LANE void encode(const Coder *coder, F x, int q, int left, const int is_whole) {
     for (int l = 0; !is_whole && l < left && l < LANES; l++) to[l] = some[l]; /* masked stores of bytes are slow */
 }
 
-/* The sigmoid as `Sigmoid.run` defines it, or its product with x; x * (min(max(x + 3, 0), 6) / 6). */
+/* Functions of floats as Python defines them; compilers make vectors of loops over them. */
+LANE float power(float z) {
+    static const float taylor[] = {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1, 1};
+    const float shifted = z * 1.4426950216293335f + 12582912;
+    const float n = shifted - 12582912, r = (z - n * 0.693359375f) - n * -2.1219444170128554e-4f;
+    float sum = 1.f / 5040, scale;
+    for (int k = 0; k < 7; k++) sum = sum * r + taylor[k];
+    int32_t bits;
+    memcpy(&bits, &shifted, 4);
+    bits = (int32_t)((uint32_t)(bits - 0x4b400000 + 127) << 23);
+    memcpy(&scale, &bits, 4);
+    return sum * scale;
+}
+
+LANE float sigmoid(float x) {
+    const float low = -x < -87 ? -87 : -x;
+    return 1 / (1 + power(low > 87 ? 87 : low));
+}
+
+LANE float gelu(float x) {
+    static const float normal[] = {0.436400741f, -0.306797355f, 0.316277772f, 0.0489801988f, 0.117159113f};
+    const float z = __builtin_fabsf(x) * 0.7071067690849304f, t = 1 / (1 + z * 0.39f), square = -(z * z);
+    float sum = -0.11202044f;
+    for (int k = 0; k < 5; k++) sum = sum * t + normal[k];
+    const float tail = sum * t * power(square < -87 ? -87 : square);
+    return x * (x > 0 ? 1 - tail : tail);
+}
+
 static __attribute__((noinline)) TARGET F curved(F given, int curve) {
     float x[LANES] __attribute__((aligned(64)));
     if (curve == HARD_SWISH) {
@@ -216,21 +243,11 @@ static __attribute__((noinline)) TARGET F curved(F given, int curve) {
         return f_mul(given, f_mul(gate, f_all(1.f / 6)));
     }
     f_store(x, given);
-    for (int l = 0; l < LANES; l++) {
-        static const float taylor[] = {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1, 1};
-        const float low = -x[l] < -87 ? -87 : -x[l], z = low > 87 ? 87 : low;
-        const float shifted = z * 1.4426950216293335f + 12582912;
-        const float n = shifted - 12582912, r = (z - n * 0.693359375f) - n * -2.1219444170128554e-4f;
-        float power = 1.f / 5040, scale;
-        for (int k = 0; k < 7; k++) power = power * r + taylor[k];
-        int32_t bits;
-        memcpy(&bits, &shifted, 4);
-        bits = (int32_t)((uint32_t)(bits - 0x4b400000 + 127) << 23);
-        memcpy(&scale, &bits, 4);
-        const float y = 1 / (1 + power * scale);
-        x[l] = curve == SILU ? x[l] * y : y;
-    }
-    return f_load(x);
+    if (curve == GELU)
+        for (int l = 0; l < LANES; l++) x[l] = gelu(x[l]);
+    else
+        for (int l = 0; l < LANES; l++) x[l] = sigmoid(x[l]);
+    return curve == SILU ? f_mul(given, f_load(x)) : f_load(x);
 }
 
 enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, TO_TWO_CODES = 16, HAS_CURVE = 32, FINISHES = 64 };
@@ -419,7 +436,20 @@ static TARGET void pool(const Plan *plan, const Step *s, const Run *run, int ima
     }
 }
 
-/* Single pixels, perhaps with their channels in another order. */
+/* Channels of an output from c on: those of a pixel, perhaps in another order, or what lies between four. */
+LANE F picked(const Step *s, const char *in, int q, int c, uint16_t some) {
+    if (s->spread != NULL) return f_gather(in + s->in_at[q], i_load(s->spread + c));
+    in += 4 * c;
+    if (s->down == NULL) return f_some(in + s->in_at[q], some);
+    const Between *y = s->down + q / s->out_w, *x = s->across + q % s->out_w;
+    F rows[2];
+    for (int k = 0; k < 2; k++)
+        rows[k] = f_add(f_mul(f_some(in + y->at[k] + x->at[0], some), f_all(1 - x->part)),
+                        f_mul(f_some(in + y->at[k] + x->at[1], some), f_all(x->part)));
+    return f_add(f_mul(rows[0], f_all(1 - y->part)), f_mul(rows[1], f_all(y->part)));
+}
+
+/* Outputs that take their numbers from a few pixels. */
 static TARGET void pick(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
     const Outs outs = outs_of(plan, s, run, image);
     const char *in = memory_of(plan, run, s->op->in, image);
@@ -431,11 +461,7 @@ static TARGET void pick(const Plan *plan, const Step *s, const Run *run, int ima
         float acc[PIXELS * LANES] __attribute__((aligned(64)));
         count = stop - q < PIXELS ? stop - q : PIXELS;
         for (int c = 0; c < s->op->cout; c += LANES) {
-            for (int p = 0; p < count; p++) {
-                const char *from = in + s->in_at[q + p];
-                f_store(acc + p * LANES, s->spread == NULL ? f_some(from + 4 * c, first_of(cin - c))
-                                                           : f_gather(from, i_load(s->spread + c)));
-            }
+            for (int p = 0; p < count; p++) f_store(acc + p * LANES, picked(s, in, q + p, c, first_of(cin - c)));
             then(&outs, acc, q, count, c, 1);
         }
     }
@@ -546,7 +572,7 @@ void PART(const Plan *plan, const Step *s, const Run *run, int part, int parts) 
         case INPUT: copy_input(plan, s, run, g, part, parts); break;
         case MEAN: mean(plan, s, run, g, part, parts); break;
         case OUTPUT: copy_output(plan, s, run, g); break; /* in one part */
-        default: (s->in_at == NULL ? pool : pick)(plan, s, run, g, part, parts);
+        default: (s->in_at == NULL && s->down == NULL ? pool : pick)(plan, s, run, g, part, parts);
         }
     }
 }

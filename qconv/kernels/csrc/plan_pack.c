@@ -388,11 +388,30 @@ static void pack_conv(Plan *plan, Step *s) {
     s->by_channels = s->block_bytes * s->blocks > shape.in->bytes && s->blocks > 1;
 }
 
+/* See `Bilinear` in Python. */
+static const Between *between(Plan *plan, int64_t length, int64_t times, int is_aligned, int32_t border, int64_t step) {
+    const int64_t over = is_aligned ? (times * length > 1 ? times * length - 1 : 1) : 2 * times;
+    Between *all = plan_keep(plan, times * length * (int64_t)sizeof *all);
+    for (int64_t i = 0; i < times * length && all != NULL; i++) {
+        const int64_t middle = 2 * i + 1 - times, place = is_aligned ? i * (length - 1) : middle < 0 ? 0 : middle;
+        for (int64_t k = 0; k < 2; k++) {
+            const int64_t pixel = place / over + k;
+            all[i].at[k] = (int32_t)((border + (pixel < length ? pixel : length - 1)) * step);
+        }
+        all[i].part = (float)(place % over) / (float)over;
+    }
+    return all;
+}
+
 /* Where single pixels lie, each of which is an output, and their channels. */
 static void pack_pixels(Plan *plan, Step *s) {
     const Op *op = s->op;
     const Place *p = &plan->places[op->in];
-    if (op->kind == REPEAT || op->kind == SHUFFLE) {
+    if (op->kind == BILINEAR) {
+        const Size in = plan->program.value_size[op->in];
+        s->down = between(plan, in.h, op->sh, op->ceil, p->top, p->row);
+        s->across = between(plan, in.w, op->sw, op->ceil, p->left, p->pixel);
+    } else if (op->kind == REPEAT || op->kind == SHUFFLE) {
         int32_t *at = plan_keep(plan, 4 * (int64_t)s->pixels);
         for (int q = 0; q < s->pixels && at != NULL; q++) {
             const int y = q / s->out_w, x = q % s->out_w, in_block = y % op->sh * op->sw + x % op->sw;
@@ -411,13 +430,13 @@ static void pack_pixels(Plan *plan, Step *s) {
 
 static int has_pixels(const Op *op) {
     const int is_one = op->kh == 1 && op->kw == 1 && !(op->top || op->left || op->bottom || op->right);
-    return op->kind == SELECT || op->kind == REPEAT || op->kind == SHUFFLE || (op->kind == MAXIMUM && is_one);
+    return op->kind >= SELECT || (op->kind == MAXIMUM && is_one);
 }
 
 /* About how many nanoseconds an image takes on one thread; good enough to cut it into parts. */
 static double nanoseconds(const Plan *plan, const Step *s) {
     const Op *op = s->op;
-    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4, 4}; /* products or numbers in a nanosecond */
+    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4, 4, 2}; /* products or numbers in a nanosecond */
     const double slow = plan->isa == AVX512 ? 1 : plan->isa == PORTABLE ? 20 : 2, out = (double)s->pixels * op->cout;
     if (op->kind == MEAN) return out * plan->places[op->in].bytes / plan->places[op->in].pixel / rate[MEAN] * slow;
     if (op->kind == INPUT || op->kind == OUTPUT) return out / rate[op->kind];

@@ -22,6 +22,9 @@ typedef struct {
     int64_t at, stride;               /* stride: from an image of a group to the next; 0 where images share the place */
 } Place;
 
+/* The offsets of two neighbours along a side, and the part of the way from the first. */
+typedef struct { int32_t at[2]; float part; } Between;
+
 typedef struct {
     const Op *op;
     int32_t cin, out_h, out_w, pixels;       /* cin: of a group */
@@ -38,6 +41,7 @@ typedef struct {
     char *weight;
     float *scale, *bias, *edges, *rprelu, *table[2];
     int32_t *table_codes[2], table_step[2];  /* form EDGES: codes, and the first step of the search */
+    const Between *down, *across;            /* for each row and column of a BILINEAR */
     uint16_t *res_has;                       /* the lanes of each vector of channels that the residual has */
 } Step;
 
