@@ -50,7 +50,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "fill": (value(3, U8, 20, 256), r"fill \(=256\) must be in 0 to 255"),
     "filled floats": (value(1, F32, 20, 1), r"fill \(=1\) must be in 0 to 0"),
     "unwritten": (lambda file: file.value(F32, 3), "value 11 is never written"),
-    "kind": (changed(STEM, kind=12), r"op 1: kind \(=12\)"),
+    "kind": (changed(STEM, kind=13), r"op 1: kind \(=13\)"),
     "second input": (changed(STEM, kind=0), "op 1: the first ops, and no others, must be the inputs"),
     "in": (changed(STEM, input=11), r"op 1: in \(=11\) must be in 0 to 10"),
     "not yet written": (changed(STEM, input=4), r"op 1: in \(=4\) is read before it is written"),

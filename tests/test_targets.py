@@ -496,6 +496,15 @@ def test_openvino_convolves_in_8_bits_with_the_settings_that_the_file_names(tmp_
     assert len(integer) == 4
 
 
+def test_openvino_keeps_a_scale_without_bias(tmp_path: Path) -> None:
+    """Of batches of any size, it scaled such sums twice for one of two readers."""
+    torch.manual_seed(0)
+    images = torch.rand(4, 3, 16, 16)
+    layers = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 32, 2, 2, bias=False), nn.Conv2d(32, 8, 1), nn.Conv2d(8, 4, 1)
+    program = build(trained(nn.Sequential(*layers), schemes.minmax(8, 8), images), images).program(images)
+    check("openvino", program, images, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     mostly_nightly(

@@ -178,6 +178,9 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
             return _Sign(operation.edge)
         case ops.Maximum() | ops.Average():
             return _Pool(operation)
+        case ops.LayerNorm():
+            sizes, eps = (operation.channels,), operation.eps
+            return _Call(lambda x: F.layer_norm(x.movedim(1, -1), sizes, eps=eps).movedim(-1, 1))
         case ops.Mean():
             return _Call(lambda x: x.mean((2, 3), keepdim=True))
         case ops.Function():

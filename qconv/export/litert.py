@@ -299,9 +299,13 @@ class _Writer:
             case ops.Average() | ops.Maximum():
                 return self._pool(operation, shape, x)
             case ops.Mean():
-                options = self.schema.ReducerOptionsT()
-                options.keepDims = True
-                return self._add("MEAN", [x, self._whole([1, 2])], shape, options)
+                return self._mean(x, [1, 2], shape)
+            case ops.LayerNorm():
+                one = [*shape[:3], 1]
+                rest = self._binary("SUB", x, self._mean(x, [3], one))
+                variance = self._mean(self._binary("MUL", rest, rest), [3], one)
+                root = self._add("SQRT", [self._binary("ADD", variance, torch.tensor([operation.eps]))], one)
+                return self._binary("DIV", rest, root)
         what = getattr(operation, "function", type(operation).__name__)
         raise ValueError(f"'{operation.origin}': {what} can't be written for LiteRT")
 
@@ -497,6 +501,11 @@ class _Writer:
         more, how = [self._floats(torch.tensor(value))] if value else [], self._how(x)
         version = 2 if how else 1
         return self._add("PADV2" if value else "PAD", [x, self._whole(pads), *more], shape, version=version, how=how)
+
+    def _mean(self, x: int, axes: list[int], shape: list[int]) -> int:
+        options = self.schema.ReducerOptionsT()
+        options.keepDims = True
+        return self._add("MEAN", [x, self._whole(axes)], shape, options)
 
     def _binary(self, name: str, x: int, other: int | Tensor, activation: int = _NONE) -> int:
         options = getattr(self.schema, f"{name.title()}OptionsT")()

@@ -104,8 +104,11 @@ class _Writer:
             case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
                 return self._conv(operation, x)
             case ops.Affine():
-                scaled = nodes.multiply(x, self._floats(operation.scale.view(1, -1, 1, 1)))
-                return nodes.add(scaled, self._floats(operation.bias.view(1, -1, 1, 1)))
+                x = nodes.multiply(x, self._floats(operation.scale.view(1, -1, 1, 1)))
+                if operation.bias.any():
+                    return nodes.add(x, self._floats(operation.bias.view(1, -1, 1, 1)))
+                # OpenVINO 2026.4.1 fuses the product of a quantizer, too, although others read what comes before it.
+                return nodes.clamp(x, -_LARGEST, _LARGEST)
             case ops.Add():
                 return nodes.add(x, others[0])
             case ops.Multiply():
@@ -136,6 +139,8 @@ class _Writer:
                 return nodes.multiply(x, curve) if isinstance(operation, ops.SiLU) else curve
             case ops.Average() | ops.Maximum():
                 return self._pool(operation, self.sizes[operation.inputs[0]], x)
+            case ops.LayerNorm():
+                return nodes.mvn(x, self._whole([1]), True, operation.eps, "inside_sqrt")
             case ops.Mean():
                 return nodes.reduce_mean(x, self._whole([2, 3]), True)
         raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for OpenVINO")

@@ -159,6 +159,13 @@ class _Writer:
                 self._add("Sigmoid", given, name)
             case ops.Average() | ops.Maximum():
                 self._pool(operation, name, given)
+            case ops.LayerNorm():
+                (x,), eps = given, self._constant(f"{name}_eps", torch.tensor(operation.eps))
+                rest = self._add("Sub", [x, self._add("ReduceMean", [x], f"{name}_mean", axes=[1])], f"{name}_rest")
+                square = self._add("Mul", [rest, rest], f"{name}_square")
+                variance = self._add("ReduceMean", [square], f"{name}_variance", axes=[1])
+                root = self._add("Sqrt", [self._add("Add", [variance, eps], f"{name}_shifted")], f"{name}_root")
+                self._add("Div", [rest, root], name)
             case ops.Mean():
                 self._add("GlobalAveragePool", given, name)
             case _:

@@ -100,6 +100,27 @@ class Builder:
             return x.place, torch.arange(torch.Size(x.shape).numel(), dtype=torch.int32).view(x.shape)
         return x.moved
 
+    def image_of(self, x: Value) -> Value | None:
+        """Return the image whose pixels a value is, one after another, with channels last; None of another value."""
+        if x.moved is None:
+            return None
+        place, index = x.moved
+        every = self._every(place).movedim(1, -1)
+        is_so = index.shape[-1] == every.shape[-1] and torch.equal(index.flatten(), every.flatten())
+        return Value(place, self.stored[place]) if is_so else None
+
+    def pixels(self, place: int, shape: Shape) -> Value:
+        """Append functions that give an image's pixels, channels last; operations go on behind the image itself."""
+        every = self._every(place).movedim(1, -1)
+        arguments = ops.Given(0), [0, 2, 3, 1]
+        number = self.call(torch.ops.aten.permute.default, tuple(every.shape), place, arguments=arguments)
+        number = number if shape == every.shape else self.reshaped(number, shape)
+        return Value(number, shape, (place, every.reshape(shape)))
+
+    def _every(self, place: int) -> Tensor:
+        stored = self.stored[place]
+        return torch.arange(torch.Size(stored).numel(), dtype=torch.int32).view(stored)
+
     def selected(self, place: int, index: Tensor) -> int | None:
         """Append operations for an image's numbers in other places: other channels, of every n-th row and column.
 
@@ -108,7 +129,7 @@ class Builder:
         (_, channels, *size), (_, _, *out) = self.stored[place], index.shape
         stride = -(-size[0] // out[0]), -(-size[1] // out[1])
         taken = ops.Take(inputs=(place,), channels=channels, stride=stride)
-        every = torch.arange(torch.Size(self.stored[place]).numel(), dtype=index.dtype).view(self.stored[place])
+        every = self._every(place)
         chosen = index[0, :, 0, 0] // (size[0] * size[1])
         if taken.size((size[0], size[1])) != tuple(out) or not torch.equal(taken.run(every)[:, chosen], index):
             return None

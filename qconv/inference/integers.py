@@ -267,7 +267,7 @@ def lower_layer(build: Builder, layer: Any, how: Arithmetic, x: Value, name: str
     """Append the operations of a layer that computes on integers, or is a convolution of floats; return its output."""
     lowered = _Layer(build, layer, how)
     output = lowered.lower(x)
-    build.program.layers.append(ops.LayerCall(name, lowered.input, lowered.codes))
+    build.program.layers.append(ops.LayerCall(name, lowered.input, lowered.codes, lowered.is_last))
     return output
 
 
@@ -288,6 +288,7 @@ class _Layer:
         self.sides: list[int] = []
         self.input = 0
         self.codes: int | None = None
+        self.is_last = False  # whether it takes the input's pixels, with channels last
         self.times = layer.stride[0] if isinstance(layer, QConvTranspose2d) else 1
         self.first_bias = self.first_bias.repeat_interleave(self.times**2)
         self.how = how._replace(scale=how.scale.repeat_interleave(self.times**2))
@@ -296,11 +297,17 @@ class _Layer:
         build, how = self.build, self.how
         self.sides = self.layer.sides_for(x.shape[-2:]) if self.is_conv else []
         shape, self.input = self._shape(x.shape), x.place
+        image = build.image_of(x) if isinstance(self.layer, QLinear) and how.kind != "shift" else None
+        if image is not None:
+            self.input, self.is_last = image.place, True
         if self.is_conv and self.layer.pads_by_size:
             build.fix_size()
         if how.kind == "shift":
             return Value(build.call(ShiftConv2d(self.layer, how, self.sides), shape, build.raw(x)), shape)
-        place, weight, window = self._of_rows(x) if isinstance(self.layer, QLinear) else self._of_image(x)
+        if image is not None:
+            place, weight, window = image.place, how.weight[..., None, None], Window()
+        else:
+            place, weight, window = self._of_rows(x) if isinstance(self.layer, QLinear) else self._of_image(x)
         if how.kind == "float":
             output = build.floats(place, weight, self.layer.bias, window, self.groups)
         else:
@@ -310,6 +317,8 @@ class _Layer:
         if isinstance(self.layer, QConvTranspose2d):
             output = build.shuffled(output, self.times)
             shape = *x.shape[:-3], *build.stored[output][1:]
+        if self.is_last:
+            return build.pixels(output, shape)
         is_seen_so = build.stored[output] == shape or len(shape) == 2
         return Value(output if is_seen_so else build.reshaped(output, shape), shape)
 

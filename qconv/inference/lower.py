@@ -3,7 +3,7 @@
 import copy
 import operator
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,11 @@ from .record import RECORDING, NotRecorded, record
 _IMAGES = 2, 3  # numbers of images for which a network is recorded
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_copy", "_to_copy", "as_strided_", "expand")
 _MOVES = ("_unsafe_view", "channel_shuffle", "clone", "flip", "index", "index_select", "reshape", "roll")  # and views
+_OF_PIXELS = (  # what they do to a number depends on its channel, and on those of its pixel
+    *("add", "add_", "sub", "mul", "div", "neg", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", "hardsigmoid"),
+    *("hardswish", "leaky_relu", "sigmoid", "silu", "gelu", "native_layer_norm"),
+)
+_LINEAR = "addmm", "mm", "linear"
 _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
 _OF_MEMORY = ("as_strided", "view_as_complex", "view.dtype")  # what they return, or whether they do, depends on strides
 Lowered = Callable[..., int | None]
@@ -164,6 +169,7 @@ class _Lowering:
             "mm": lambda x, weight: self._linear(x, weight.mT),
             "linear": self._linear,
             "cat": self._joined,
+            "native_layer_norm": self._layer_norm,
             "sigmoid": lambda x: self._elementwise(ops.Sigmoid, x),
             "silu": lambda x: self._elementwise(ops.SiLU, x),
             "gelu": lambda x, *, approximate="none": self._elementwise(ops.GELU, x) if approximate == "none" else None,
@@ -242,11 +248,11 @@ class _Lowering:
         if isinstance(result, Tensor):
             return self._one(node, name, args, kwargs, tuple(result.shape))
         shape = tuple(result[0].shape) if result and isinstance(result[0], Tensor) else ()
-        place = self._special(node, name, args, kwargs) if shape else None
+        first = self._special(node, name, args, kwargs, shape) if shape else None
 
         def take(number: int) -> Value:
-            if place is not None and number == 0:
-                return Value(place, shape)
+            if first is not None and number == 0:
+                return first
             moved = self._moved(node, args, kwargs, number)
             return moved or self._function(node, args, kwargs, tuple(result[number].shape), number)
 
@@ -267,10 +273,13 @@ class _Lowering:
             stored = self.build.stored[x.place]
             if shape == stored or Value(x.place, shape) in _forms(x.place, stored):
                 return Value(x.place, shape)
-        place = self._special(node, name, args, kwargs)
-        if place is not None:
-            return Value(place, shape)
-        return self._moved(node, args, kwargs) or self._function(node, args, kwargs, shape)
+        image = self.build.image_of(x) if x is not None and name in _SHAPES else None
+        if image is not None and shape[-1] == image.shape[1]:
+            more = self.scope.of_more_images[1][node.name].meta["val"]
+            if more.shape[1:] == shape[1:]:
+                return self.build.pixels(image.place, shape)
+        found = self._special(node, name, args, kwargs, shape) or self._moved(node, args, kwargs)
+        return found or self._function(node, args, kwargs, shape)
 
     def _moved(self, node: fx.Node, args: Any, kwargs: Any, result: int | None = None) -> Value | None:
         """Return the value of a function that moves numbers of images, but does not change them; None of others."""
@@ -296,12 +305,30 @@ class _Lowering:
         value = self._function(node, args, kwargs, shape, result)
         return Value(value.place, shape, (moved[0], index))
 
-    def _special(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> int | None:
+    def _special(self, node: fx.Node, name: str, args: Any, kwargs: Any, shape: Shape) -> Value | None:
         """Add an operation for a node on images of float32; None if it needs a `Function`."""
         given = [*node.all_input_nodes, node]
         if name not in self.table or any(_dtype(each) not in (torch.float32, None) for each in given):
             return None
-        return self.table[name](*args, **kwargs)
+        values = [leaf for leaf in tree_leaves((args, kwargs), is_leaf=_is_value) if isinstance(leaf, Value)]
+        if name not in (*_OF_PIXELS, *_LINEAR) or any(self.build.image_of(value) is None for value in values):
+            place = self.table[name](*args, **kwargs)
+            return None if place is None else Value(place, shape)
+        if any(value.shape[:-1] != shape[:-1] for value in values):
+            return None
+        if name in _OF_PIXELS:
+            args, kwargs = tree_map(partial(self._as_images, channels=shape[-1]), (args, kwargs), is_leaf=_is_value)
+        place = self.table[name](*args, **kwargs)
+        return None if place is None else self.build.pixels(place, shape)
+
+    def _as_images(self, argument: Any, channels: int) -> Any:
+        """Return pixels with channels last as an image, and numbers of channels as those of an image."""
+        if isinstance(argument, Value):
+            return self.build.image_of(argument)
+        if not isinstance(argument, Tensor) or argument.numel() == 1:
+            return argument
+        is_of_channels = argument.shape[-1:] == (channels,) and argument.numel() == channels
+        return argument.view(channels, 1, 1) if is_of_channels else None
 
     def _function(self, node: fx.Node, args: Any, kwargs: Any, shape: Shape, result: int | None = None) -> Value:
         """Add torch's own function, on values in the shapes that the network sees."""
@@ -445,6 +472,15 @@ class _Lowering:
         shift = -mean.double() * factor + (0 if bias is None else bias.double())
         return self.build.norm(x.place, factor, shift)
 
+    def _layer_norm(self, x: Value, shape: Any, weight: Any, bias: Any, eps: float) -> int | None:
+        """Over channels: of images that are seen with channels last, or of rows."""
+        is_constant = not any(isinstance(each, Value) for each in (weight, bias))
+        if not is_constant or list(shape) != [x.shape[1]] or not self.build.is_image(x):
+            return None
+        place = self.build.add(ops.LayerNorm, x.place, eps=eps)
+        scale, shift = 1.0 if weight is None else weight, 0.0 if bias is None else bias
+        return place if weight is bias is None else self.build.affine(place, scale, shift)
+
     # Windows
 
     def _mean(self, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> int | None:
@@ -540,7 +576,11 @@ class _Lowering:
         return self._linear(x, weight.mT, bias) if is_linear and beta == alpha == 1 and bias.ndim == 1 else None
 
     def _linear(self, x: Any, weight: Any, bias: Any = None) -> int | None:
-        if not isinstance(x, Value) or not isinstance(weight, Tensor) or len(x.shape) != 2:
+        if not isinstance(x, Value) or not isinstance(weight, Tensor):
+            return None
+        if (image := self.build.image_of(x)) is not None:
+            return self.build.floats(image.place, weight[..., None, None], bias, Window(), 1)
+        if len(x.shape) != 2:
             return None
         if not (self.build.is_image(x) or self.build.is_flattened(x)):
             return None

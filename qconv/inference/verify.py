@@ -295,10 +295,12 @@ def _add_own(found: dict[str, list[Own]], frozen: FrozenModel, input: Tensor, na
         return
     values, program = frozen.own_values(input), frozen.program(input)
     for call in program.layers:
-        codes = None if call.codes is None else values[call.codes]
+        given, codes = values[call.input], None if call.codes is None else values[call.codes]
         if isinstance(quantize := program.operations[call.codes or 0], Quantize):  # pyright: ignore
             codes = codes.long() - quantize.zero  # pyright: ignore
-        found.setdefault(name or call.name, []).append(Own(values[call.input], codes))
+        if call.is_last:
+            given, codes = given.movedim(1, -1), None if codes is None else codes.movedim(1, -1)
+        found.setdefault(name or call.name, []).append(Own(given, codes))
 
 
 class _Follower:

@@ -64,12 +64,6 @@ class _Call:
         parts = (self("Mul", images, [size.times]) if isinstance(size, Images) else [size] for size in sizes)
         return self("Concat", *parts, axis=0)
 
-    def reduced(self, kind: str, x: str, axes: list[int], keep: Any = True) -> str:
-        """Add a reduction; before opset 18 its axes are an attribute, but of sums."""
-        if self.graph.form.opset < 18 and kind != "ReduceSum":
-            return self(kind, x, axes=axes, keepdims=int(keep))
-        return self(kind, x, axes, keepdims=int(keep))
-
 
 def write_function(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> str:
     """Add the nodes of a function of inputs with these names and shapes; return the name of its output.
@@ -269,7 +263,7 @@ def _resized(mode: str) -> Callable[[_Call], str]:
 
 
 def _reduce(kind: str) -> Callable[[_Call], str | None]:
-    return lambda c: c.reduced(kind, c.x, c.dims(c.dim), c.keepdim) if c.dim and 0 not in c.dims(c.dim) else None
+    return lambda c: c.graph.reduced(kind, c.x, c.dims(c.dim), c.keepdim) if c.dim and 0 not in c.dims(c.dim) else None
 
 
 def _linear(c: _Call) -> str:
@@ -288,11 +282,16 @@ def _convolution(c: _Call) -> str | None:
     return c("ConvTranspose" if c.transposed else "Conv", *names, group=c.groups, **own)
 
 
+def normalized(graph: Graph, x: str, axes: list[int], eps: float) -> str:
+    """Add ``(x − mean) / √(var + eps)`` over some axes."""
+    centred = graph.node("Sub", x, graph.reduced("ReduceMean", x, axes))
+    variance = graph.reduced("ReduceMean", graph.node("Mul", centred, centred), axes)
+    return graph.node("Div", centred, graph.node("Sqrt", graph.node("Add", variance, graph.constant(eps))))
+
+
 def _normalized(c: _Call, x: str, axes: list[int], shape: Sequence[int], output: str = "") -> str:
     """``(x − mean) / std`` over some axes, in the shape of another value, times weight plus bias."""
-    centred = c("Sub", x, c.reduced("ReduceMean", x, axes))
-    variance = c.reduced("ReduceMean", c("Mul", centred, centred), axes)
-    x = c("Div", centred, c("Sqrt", c("Add", variance, c.eps)))
+    x = normalized(c.graph, x, axes, c.eps)
     x = c("Reshape", x, c("Shape", output)) if output else x
     x = x if c.weight is None else c("Mul", x, c.weight.reshape(shape))
     return x if c.bias is None else c("Add", x, c.bias.reshape(shape))
@@ -407,7 +406,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **dict(upsample_nearest2d=_resized("nearest"), upsample_bilinear2d=_resized("linear")),
     **dict.fromkeys(("upsample_linear2d", "upsample_trilinear2d"), _resized("linear")),
     **dict(mean=_reduce("ReduceMean"), amax=_reduce("ReduceMax"), amin=_reduce("ReduceMin"), sum=_reduce("ReduceSum")),
-    "max": lambda c: c.reduced("ReduceMax", c.x, [*range(c.rank)], False) if len(c.args) == 1 else None,
+    "max": lambda c: c.graph.reduced("ReduceMax", c.x, [*range(c.rank)], False) if len(c.args) == 1 else None,
     "linear": _linear,
     "addmm": lambda c: c("Add", c("MatMul", c.mat1, c.mat2), c.x) if c.alpha == c.beta == 1 else None,
     **dict.fromkeys(("convolution", "conv2d"), _convolution),

@@ -37,6 +37,12 @@ class Graph:
         self.nodes.append(helper.make_node(kind, inputs, [name], name, **attributes))
         return name
 
+    def reduced(self, kind: str, x: str, axes: list[int], keep: Any = True) -> str:
+        """Add a reduction; before opset 18 its axes are an attribute, but of sums."""
+        if self.form.opset < 18 and kind != "ReduceSum":
+            return self.node(kind, x, axes=axes, keepdims=int(keep))
+        return self.node(kind, x, self.constant(axes, "int64"), keepdims=int(keep))
+
     def constant(self, values: Any, dtype: Any = None, four_bits: int = 0) -> str:
         """Add a constant, float32 in place of float64; return its name."""
         array = np.asarray(values.detach().cpu().numpy() if isinstance(values, Tensor) else values, dtype, order="C")

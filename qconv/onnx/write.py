@@ -10,7 +10,7 @@ from torch import Tensor
 from ..program import operations as ops
 from ..program.edges import are_edges_of, float_at, place_of
 from ..program.operations import Program, Window
-from .functions import write_function
+from .functions import normalized, write_function
 from .graph import Form, Graph
 from .integers import Chains, Integers, computed, is_even, may_saturate, roundings
 
@@ -255,6 +255,8 @@ class Writer:
             case ops.Average() | ops.Maximum():
                 kind = "AveragePool" if isinstance(operation, ops.Average) else "MaxPool"
                 return node(kind, *given, ceil_mode=int(operation.window.ceil), **_attributes(operation.window))
+            case ops.LayerNorm():
+                return normalized(graph, given[0], [1], operation.eps)
             case ops.Mean():
                 return node("GlobalAveragePool", *given)
             case _:

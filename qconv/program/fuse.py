@@ -17,6 +17,7 @@ from .operations import (
     ConvFloats,
     Function,
     Input,
+    LayerNorm,
     Maximum,
     Mean,
     Multiply,
@@ -34,7 +35,7 @@ from .operations import (
     Window,
 )
 
-_SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum, Select, Repeat, Shuffle
+_SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum, Select, Repeat, Shuffle, LayerNorm
 _CURVES: dict[type[Operation], str] = {Sigmoid: "sigmoid", SiLU: "SiLU", GELU: "GELU"}
 _MOST_CODES = 2
 

@@ -22,6 +22,7 @@ from .operations import (
     ConvCodes,
     ConvFloats,
     Input,
+    LayerNorm,
     Maximum,
     Mean,
     Program,
@@ -84,6 +85,7 @@ KINDS = {
     9: Repeat,
     10: Shuffle,
     11: Bilinear,
+    12: LayerNorm,
 }
 CURVES = None, "sigmoid", "SiLU", "hard swish", "GELU"
 OUTPUT = 5
@@ -169,6 +171,8 @@ class _Writer:
             record |= {name: (getattr(source, name),) for name in ("pad_value", "zero") if hasattr(source, name)}
         if isinstance(source, Select):
             record["weight"] = (self._put(source.index.int()),)
+        if isinstance(source, LayerNorm):
+            record["weight"] = (self._put(torch.tensor([source.eps])),)
         if isinstance(source, Repeat):
             record["stride"] = source.times
         if isinstance(source, Bilinear):

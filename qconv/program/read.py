@@ -103,6 +103,8 @@ class _Reader:
             return at if channels == self.widths[given] else self._add(ops.Take, channels, at)
         if source is ops.Mean:
             return self._add(ops.Mean, channels, at)
+        if source is ops.LayerNorm:
+            return self._add(ops.LayerNorm, channels, at, eps=float(self._floats(record["weight"][0], 1)))
         if source is ops.Repeat:
             return self._add(ops.Repeat, channels, at, times=record["stride"])
         if source is ops.Bilinear:

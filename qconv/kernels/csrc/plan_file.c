@@ -278,6 +278,9 @@ static int check_op(Check *check, Op *op, const int64_t (*sizes)[2], Size *size)
         return check_epilogue(check, op, *size);
     }
     if (op->kind == SELECT) return check_select(check, op) && check_epilogue(check, op, *size);
+    if (op->kind == LAYER_NORM)
+        return within(check, "cout", op->cout, channels, channels) && floats_in_blob(check, "weight", op->weight, 1) &&
+               check_epilogue(check, op, *size);
     if (op->kind >= REPEAT)
         return check_repeated(check, op, in, size) && check_epilogue(check, op, *size);
     if (!check_window(check, op, in, size)) return 0;

@@ -232,8 +232,8 @@ LANE float gelu(float x) {
     const float z = __builtin_fabsf(x) * 0.7071067690849304f, t = 1 / (1 + z * 0.39f), square = -(z * z);
     float sum = -0.11202044f;
     for (int k = 0; k < 5; k++) sum = sum * t + normal[k];
-    const float tail = sum * t * power(square < -87 ? -87 : square);
-    return x * (x > 0 ? 1 - tail : tail);
+    const float erf = 1 - 2 * (sum * t * power(square < -87 ? -87 : square));
+    return x * 0.5f * (x > 0 ? 1 + erf : 1 - erf);
 }
 
 static __attribute__((noinline)) TARGET F curved(F given, int curve) {
@@ -390,7 +390,8 @@ static void convolve(const Plan *plan, const Step *s, const Run *run, int part, 
         }
 }
 
-/* ---- pools ---- */
+/* ---- what takes its numbers from a few pixels ---- */
+/* The mean or the largest value over the pixels of a window that lie inside. */
 LANE F pooled(const Op *op, const char *in, const Place *place, Size size, int y, int x, uint16_t some) {
     const int is_mean = op->kind == AVERAGE;
     F a = is_mean ? f_zero() : f_all(-__builtin_inff());
@@ -406,41 +407,8 @@ LANE F pooled(const Op *op, const char *in, const Place *place, Size size, int y
     return is_mean ? f_div(a, f_all((float)count)) : a;
 }
 
-/* Where the pixels of an image begin, behind its border. */
-static char *inside(const Plan *plan, const Run *run, int32_t value, int image) {
-    const Place *place = &plan->places[value];
-    return memory_of(plan, run, value, image) + place->top * place->row + place->left * place->pixel;
-}
-
-/* Means or largest values over the pixels of a window that lie inside. */
-static TARGET void pool(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
-    const Op *op = s->op;
-    const Place *place = &plan->places[op->in];
-    const Size size = plan->program.value_size[op->in];
-    const Outs outs = outs_of(plan, s, run, image);
-    const char *in = inside(plan, run, op->in, image);
-    const Finish then = finish_of(op);
-    const int cin = plan->program.values[op->in].channels; /* others are 0 */
-    int start, stop;
-    share_of(s->pixels, part, parts, &start, &stop);
-    for (int q = start, count; q < stop; q += count) {
-        float acc[PIXELS * LANES] __attribute__((aligned(64)));
-        count = stop - q < PIXELS ? stop - q : PIXELS;
-        for (int c = 0; c < op->cout; c += LANES) {
-            for (int p = 0; p < count; p++) {
-                const int y = (q + p) / s->out_w * op->sh - op->top, x = (q + p) % s->out_w * op->sw - op->left;
-                f_store(acc + p * LANES, pooled(op, in + 4 * c, place, size, y, x, first_of(cin - c)));
-            }
-            then(&outs, acc, q, count, c, 1);
-        }
-    }
-}
-
-/* Channels of an output from c on: those of a pixel, perhaps in another order, or what lies between four. */
-LANE F picked(const Step *s, const char *in, int q, int c, uint16_t some) {
-    if (s->spread != NULL) return f_gather(in + s->in_at[q], i_load(s->spread + c));
-    in += 4 * c;
-    if (s->down == NULL) return f_some(in + s->in_at[q], some);
+/* What lies between four pixels, of channels from c on; see `Bilinear` in Python. */
+LANE F between_pixels(const Step *s, const char *in, int q, uint16_t some) {
     const Between *y = s->down + q / s->out_w, *x = s->across + q % s->out_w;
     F rows[2];
     for (int k = 0; k < 2; k++)
@@ -449,19 +417,64 @@ LANE F picked(const Step *s, const char *in, int q, int c, uint16_t some) {
     return f_add(f_mul(rows[0], f_all(1 - y->part)), f_mul(rows[1], f_all(y->part)));
 }
 
-/* Outputs that take their numbers from a few pixels. */
-static TARGET void pick(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
+/* Minus the mean of a pixel's channels, in each lane, and the root of their variance; see `LayerNorm` in Python. */
+typedef struct { float shift[LANES], root; } Moments;
+
+LANE void measure_pixel(const Step *s, const char *in, Moments *m) {
+    const int count = s->op->cout;
+    memset(m->shift, 0, sizeof m->shift);
+    for (int is_variance = 0; is_variance < 2; is_variance++) {
+        F sum = f_zero();
+        for (int c = 0; c < count; c += LANES) {
+            const F rest = f_add(f_some(in + 4 * c, first_of(count - c)), f_some(m->shift, first_of(count - c)));
+            sum = f_add(sum, is_variance ? f_mul(rest, rest) : rest);
+        }
+        float lanes[LANES] __attribute__((aligned(64))), total = 0;
+        f_store(lanes, sum);
+        for (int l = 0; l < LANES; l++) total += lanes[l];
+        for (int l = 0; l < LANES && !is_variance; l++) m->shift[l] = -(total / (float)count);
+        m->root = __builtin_sqrtf(total / (float)count + s->eps);
+    }
+}
+
+/* Where the pixels of an image begin, behind its border. */
+static char *inside(const Plan *plan, const Run *run, int32_t value, int image) {
+    const Place *place = &plan->places[value];
+    return memory_of(plan, run, value, image) + place->top * place->row + place->left * place->pixel;
+}
+
+static TARGET void gather(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
+    const Op *op = s->op;
+    const Size size = plan->program.value_size[op->in];
     const Outs outs = outs_of(plan, s, run, image);
-    const char *in = memory_of(plan, run, s->op->in, image);
-    const Finish then = finish_of(s->op);
-    const int cin = plan->program.values[s->op->in].channels; /* others are 0 */
+    const char *in = memory_of(plan, run, op->in, image), *in_image = inside(plan, run, op->in, image);
+    const Finish then = finish_of(op);
+    const int cin = plan->program.values[op->in].channels; /* others are 0 */
     int start, stop;
     share_of(s->pixels, part, parts, &start, &stop);
     for (int q = start, count; q < stop; q += count) {
         float acc[PIXELS * LANES] __attribute__((aligned(64)));
+        Moments moments[PIXELS];
         count = stop - q < PIXELS ? stop - q : PIXELS;
-        for (int c = 0; c < s->op->cout; c += LANES) {
-            for (int p = 0; p < count; p++) f_store(acc + p * LANES, picked(s, in, q + p, c, first_of(cin - c)));
+        for (int p = 0; p < count && op->kind == LAYER_NORM; p++) measure_pixel(s, in + s->in_at[q + p], &moments[p]);
+        for (int c = 0; c < op->cout; c += LANES) {
+            const uint16_t some = first_of(cin - c);
+            for (int p = 0; p < count; p++) {
+                F x;
+                if (s->spread != NULL) {
+                    x = f_gather(in + s->in_at[q + p], i_load(s->spread + c));
+                } else if (s->down != NULL) {
+                    x = between_pixels(s, in + 4 * c, q + p, some);
+                } else if (s->in_at != NULL) {
+                    x = f_some(in + s->in_at[q + p] + 4 * c, some);
+                    if (op->kind == LAYER_NORM)
+                        x = f_div(f_add(x, f_some(moments[p].shift, some)), f_all(moments[p].root));
+                } else {
+                    const int row = (q + p) / s->out_w * op->sh - op->top, column = (q + p) % s->out_w * op->sw - op->left;
+                    x = pooled(op, in_image + 4 * c, &plan->places[op->in], size, row, column, some);
+                }
+                f_store(acc + p * LANES, x);
+            }
             then(&outs, acc, q, count, c, 1);
         }
     }
@@ -572,7 +585,7 @@ void PART(const Plan *plan, const Step *s, const Run *run, int part, int parts) 
         case INPUT: copy_input(plan, s, run, g, part, parts); break;
         case MEAN: mean(plan, s, run, g, part, parts); break;
         case OUTPUT: copy_output(plan, s, run, g); break; /* in one part */
-        default: (s->in_at == NULL && s->down == NULL ? pool : pick)(plan, s, run, g, part, parts);
+        default: gather(plan, s, run, g, part, parts);
         }
     }
 }

@@ -422,6 +422,7 @@ static void pack_pixels(Plan *plan, Step *s) {
     } else {
         s->in_at = pixels_of(plan, s, op->in, op->sh, op->sw, 0, 0);
     }
+    if (op->kind == LAYER_NORM) memcpy(&s->eps, plan->program.blob + op->weight, 4);
     if (op->kind != SELECT && op->kind != SHUFFLE) return;
     if ((s->spread = plan_keep(plan, 4 * (int64_t)s->cpad)) == NULL) return;
     if (op->kind == SELECT) memcpy(s->spread, plan->program.blob + op->weight, 4 * (size_t)op->cout);
@@ -436,7 +437,7 @@ static int has_pixels(const Op *op) {
 /* About how many nanoseconds an image takes on one thread; good enough to cut it into parts. */
 static double nanoseconds(const Plan *plan, const Step *s) {
     const Op *op = s->op;
-    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4, 4, 2}; /* products or numbers in a nanosecond */
+    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4, 4, 2, 1}; /* products or numbers in a nanosecond */
     const double slow = plan->isa == AVX512 ? 1 : plan->isa == PORTABLE ? 20 : 2, out = (double)s->pixels * op->cout;
     if (op->kind == MEAN) return out * plan->places[op->in].bytes / plan->places[op->in].pixel / rate[MEAN] * slow;
     if (op->kind == INPUT || op->kind == OUTPUT) return out / rate[op->kind];
