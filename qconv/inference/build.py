@@ -123,7 +123,7 @@ class FrozenModel(nn.Module):
         self.suit(input)
         planned = self._planned
         is_traced = self._plan(input) is not None and not self.unplanned
-        return planned if is_traced and planned is not None and planned.program.structure is None else self
+        return planned if is_traced and planned is not None and len(planned.program.outputs) == 1 else self
 
     def own_values(self, input: Tensor) -> Mapping[int, Tensor]:
         """Return the values of the program's operations, by number: those of a plan, or of `network`."""
@@ -193,7 +193,7 @@ class FrozenModel(nn.Module):
         if planned is None or not _is_images(input) or not planned.takes(input):
             return None
         if torch.compiler.is_compiling():
-            return None if self.unplanned or planned.program.structure is not None else planned
+            return None if self.unplanned or len(planned.program.outputs) > 1 else planned
         if not _is_plain_images(input):
             return None
         slow = planned.is_slow((input.shape[2], input.shape[3]))
