@@ -431,6 +431,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "unshuffle": (aten.pixel_unshuffle.default, X, 2),
     "glu": (aten.glu.default, X, 1),
     "stack": (aten.stack.default, [X, X], 2),
+    "sum of several": (aten.sum.dim_IntList, aten.stack, [0]),
     "roll": (aten.roll.default, X, [2, -3], [2, -1]),
     "repeat": (aten.repeat.default, X, [1, 2, 1, 3]),
     "threshold": (aten.threshold.default, X, 0.25, -2.0),
@@ -477,6 +478,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
 BEFORE = {
     aten.lt: ((aten.lt.Scalar, X, 0.5), 6),
     aten.mean: ((aten.mean.dim, X, [2], True), 6),
+    aten.stack: ((aten.stack.default, [X, X]), 6),
     aten.cat: ((aten.cat.default, [X, X], 1), 12),
     aten.unsqueeze: ((aten.unsqueeze.default, X, 2), 6),
     aten.amax: ((aten.amax.default, X, [2]), 6),
