@@ -219,6 +219,7 @@ class _Lowering:
 
     def _node(self, node: fx.Node) -> Any:
         target: Any = node.target
+        args: Any
         args, kwargs = tree_map(self._of, (node.args, node.kwargs), is_leaf=_is_node)
         if target is operator.getitem:
             return args[0].take(args[1]) if isinstance(args[0], _Several) else args[0][args[1]]
@@ -226,6 +227,8 @@ class _Lowering:
             return target(*args, **kwargs)
         name = _name(target)
         self.build.origin = self._origin(node, name)
+        if name.startswith("new_"):  # of the dtype alone
+            args = torch.empty(0, dtype=_dtype(node.args[0])), *args[1:]
         is_constant = not any(isinstance(leaf, Value) for leaf in tree_leaves((args, kwargs), is_leaf=_is_value))
         if name == "recorded_layer":
             return [*self.whole.values()][args[1]](args[0]) if is_constant else self._layer(args[0], args[1])
