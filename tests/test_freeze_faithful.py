@@ -314,6 +314,14 @@ def test_parents_that_are_not_traced(kind: type[nn.Module]) -> None:
         torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-5)
 
 
+def test_results_that_a_network_keeps_do_not_matter() -> None:
+    model = trained(Keeping(), LSQ, x := torch.randn(2, 8, 6, 6))
+    output = model(x)
+    assert not model.outputs[0].is_leaf  # pyright: ignore  # deepcopy refuses it
+    torch.testing.assert_close(freeze(model, example=x)(x), output, rtol=1e-4, atol=1e-5)
+    assert qconv.summarize(model, (8, 6, 6)).parameters
+
+
 class KeepsGrid(Base):
     """As YOLO's head: a grid for the last shape, made of numbers that it holds."""
 
