@@ -1,6 +1,6 @@
 """Freezing where `torch.fx` would be silent: forwards that look at more than their tensors."""
 
-import importlib
+import importlib.util
 import random
 from functools import partial
 from itertools import product
@@ -312,6 +312,28 @@ def test_parents_that_are_not_traced(kind: type[nn.Module]) -> None:
     other = torch.randn(1, 8, 9, 9)
     for input in (x, other):
         torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-5)
+
+
+class OfWindows(Base):
+    """As Swin's and MobileViT's attention: there are several windows for each image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        images, channels, height, width = self.block(x).shape
+        rows, columns = height // 3, width // 3
+        windows = self.block(x).view(images, channels, rows, 3, columns, 3).permute(0, 2, 4, 3, 5, 1)
+        windows = windows.reshape(images * rows * columns, 9, channels).softmax(1)
+        windows = windows.view(images, -1, columns, 3, 3, channels).permute(0, 5, 1, 3, 2, 4)
+        return self.tail(windows.reshape(x.shape))
+
+
+def test_images_are_counted_behind_windows(tmp_path: Path) -> None:
+    model = trained(OfWindows(), LSQ, x := torch.randn(4, 8, 6, 6))
+    frozen = freeze(model, example=x)
+    assert not frozen.untraced
+    for input in (x[:1], x, torch.randn(5, 8, 9, 12)):
+        torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-5)
+    if importlib.util.find_spec("onnx") is not None:
+        assert qconv.export_onnx(model, tmp_path / "windows.onnx", x).close == 4
 
 
 def test_results_that_a_network_keeps_do_not_matter() -> None:

@@ -328,8 +328,9 @@ class _Lowering:
             arguments = [ops.Given(0), [-1 if isinstance(size, ops.Images) else size for size in arguments[1]]]
             of_images.clear()
         inputs = inputs or [0]  # which counts the images
-        if of_images and self.build.stored[inputs[0]][0] != _IMAGES[0]:
-            raise NotRecorded(f"'{self.build.origin}': it counts images where there are none")
+        if of_images and self.build.stored[inputs[0]][0] != _IMAGES[0]:  # as of windows: several for each image
+            inputs = [0, *inputs]
+            arguments, named = _behind_images((arguments, named))
         function = torch.ops.aten.reshape.default if name in _SHAPES[:3] else node.target  # of any strides
         place = self.build.call(function, shape, *inputs, arguments=tuple(arguments), named=named, result=result)  # pyright: ignore
         return Value(place, shape)
@@ -641,6 +642,15 @@ def _plain(argument: Any) -> Any:
     if isinstance(argument, dict):
         return {key: _plain(each) for key, each in argument.items()}
     return tuple(map(_plain, argument)) if type(argument) is tuple else argument
+
+
+def _behind_images(argument: Any) -> Any:
+    """Return an argument of a function with the images as its first input, before the others."""
+    if isinstance(argument, dict):
+        return {key: _behind_images(each) for key, each in argument.items()}
+    if type(argument) in (list, tuple):
+        return [_behind_images(each) for each in argument]
+    return ops.Given(argument.place + 1) if isinstance(argument, ops.Given) else argument
 
 
 def _ints(arguments: Any) -> list[int]:
