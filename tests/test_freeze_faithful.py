@@ -332,6 +332,8 @@ def test_images_are_counted_behind_windows(tmp_path: Path) -> None:
     assert not frozen.untraced
     for input in (x[:1], x, torch.randn(5, 8, 9, 12)):
         torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-5)
+    qconv.export(model, path := tmp_path / "windows.pt2", to="pt2", images=x)
+    assert qconv.verify_export(model, path, x).agrees
     if importlib.util.find_spec("onnx") is not None:
         assert qconv.export_onnx(model, tmp_path / "windows.onnx", x).close == 4
 

@@ -432,7 +432,7 @@ def filled(argument: Any, values: Sequence[Tensor]) -> Any:
     if isinstance(argument, Given):
         return values[argument.place]
     if isinstance(argument, Images):
-        return argument.times * len(values[0])
+        return argument.times * values[0].shape[0]  # len() is no symbol in torch.export
     return [filled(each, values) for each in argument] if isinstance(argument, list | tuple) else argument
 
 
