@@ -1,6 +1,6 @@
 """Freezing where `torch.fx` would be silent: forwards that look at more than their tensors."""
 
-import importlib
+import importlib.util
 import random
 from functools import partial
 from itertools import product
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from settings import mostly_nightly
 from test_freeze import trained as converted_and_trained
 from torch import Tensor, fx, nn
+from torchvision.models.feature_extraction import create_feature_extractor
 
 import qconv
 from qconv import schemes
@@ -311,6 +312,104 @@ def test_parents_that_are_not_traced(kind: type[nn.Module]) -> None:
     other = torch.randn(1, 8, 9, 9)
     for input in (x, other):
         torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-5)
+
+
+class OfWindows(Base):
+    """As Swin's and MobileViT's attention: there are several windows for each image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        images, channels, height, width = self.block(x).shape
+        rows, columns = height // 3, width // 3
+        windows = self.block(x).view(images, channels, rows, 3, columns, 3).permute(0, 2, 4, 3, 5, 1)
+        windows = windows.reshape(images * rows * columns, 9, channels).softmax(1)
+        windows = windows.view(images, -1, columns, 3, 3, channels).permute(0, 5, 1, 3, 2, 4)
+        return self.tail(windows.reshape(x.shape))
+
+
+def test_images_are_counted_behind_windows(tmp_path: Path) -> None:
+    model = trained(OfWindows(), LSQ, x := torch.randn(4, 8, 6, 6))
+    frozen = freeze(model, example=x)
+    assert not frozen.untraced
+    for input in (x[:1], x, torch.randn(5, 8, 9, 12)):
+        torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-5)
+    qconv.export(model, path := tmp_path / "windows.pt2", to="pt2", images=x)
+    assert qconv.verify_export(model, path, x).agrees
+    if importlib.util.find_spec("onnx") is not None:
+        assert qconv.export_onnx(model, tmp_path / "windows.onnx", x).close == 4
+
+
+def test_results_that_a_network_keeps_do_not_matter() -> None:
+    model = trained(Keeping(), LSQ, x := torch.randn(2, 8, 6, 6))
+    output = model(x)
+    assert not model.outputs[0].is_leaf  # pyright: ignore  # deepcopy refuses it
+    torch.testing.assert_close(freeze(model, example=x)(x), output, rtol=1e-4, atol=1e-5)
+    assert qconv.summarize(model, (8, 6, 6)).parameters
+
+
+class KeepsGrid(Base):
+    """As YOLO's head: a grid for the last shape, made of numbers that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strides, self.shape, self.grid = torch.tensor([8.0, 16.0]), torch.Size(), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tail(self.block(x))
+        if self.shape != x.shape:
+            first, second = (int(stride) for stride in self.strides.sqrt().square())
+            self.shape, self.grid = x.shape, torch.full(x.shape, first) + x.new_full(x.shape[2:], second)
+        return x * self.grid
+
+
+@pytest.mark.parametrize("images", [1, 2, 3])
+def test_numbers_that_a_network_holds(images: int) -> None:
+    x = torch.randn(4, 8, 6, 6)
+    model = trained(KeepsGrid(), LSQ, x)
+    model(x[:images])
+    frozen = freeze(model, example=x)
+    assert not frozen.untraced
+    assert not any("new_full" in operation.origin for operation in frozen.program(x).operations)  # ONNX has no such
+    for input in (x[:1], x, torch.randn(2, 8, 9, 9)):
+        torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
+
+
+class ReadsInput(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.block(x)) * (2 if x.exp().sum() > 0 else 3)
+
+
+def test_numbers_of_the_input_are_not_written_down() -> None:
+    model = trained(ReadsInput(), LSQ, x := torch.randn(2, 8, 6, 6))
+    assert build(model, x).untraced == "its forward reads numbers of its input, as in an if or by item()"
+
+
+@pytest.mark.parametrize("is_python", [False, True])
+@pytest.mark.parametrize("place", ["block", "block.bn", "tail"])
+def test_hooks_are_a_part_of_the_forward(place: str, is_python: bool) -> None:
+    x = torch.randn(2, 8, 6, 6)
+    model = trained(ReadsInput() if is_python else FlattenedByModule(), LSQ, x)
+    plain, module = model(x), model.get_submodule(place)
+    module.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
+    module.register_forward_hook(lambda *given: 2 * given[-1])
+    frozen = freeze(model, example=x)
+    assert bool(frozen.untraced) == is_python
+    assert not torch.allclose(model(x), plain)
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+class ReadsItem(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.block(x) * x.abs().mean().item())
+
+
+@pytest.mark.parametrize("kind", [FlattenedByModule, ReadsItem])
+def test_a_graph_whose_copies_train(kind: type[nn.Module]) -> None:
+    """As torchvision's feature extractors: a copy is in training, whatever the mode."""
+    model = trained(kind(), LSQ, x := torch.randn(2, 8, 6, 6))
+    extractor: Any = create_feature_extractor(model, {"tail": "x"})
+    frozen = freeze(extractor, example=x)
+    assert bool(frozen.untraced) == (kind is ReadsItem)
+    torch.testing.assert_close(frozen(x)["x"], extractor(x)["x"], rtol=1e-4, atol=1e-5)
 
 
 class ByName(Python):

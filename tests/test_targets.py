@@ -245,8 +245,28 @@ def test_several_outputs_are_not_compared(tmp_path: Path) -> None:
 
     model = trained(Two(), schemes.lsq(4, 4), x := torch.randn(2, 3, 8, 8))
     qconv.export(model, path := tmp_path / "two.onnx", to="onnx", images=x)
-    with pytest.raises(ValueError, match=r"model \(Two\) returns a tuple, not one tensor"):
+    with pytest.raises(ValueError, match=r"model \(Two\) returns 2 tensors, not one"):
         qconv.verify_export(model, path, x)
+
+
+@pytest.mark.parametrize(
+    ("target", "suffix", "module"),
+    [("program", "qcp", ""), ("pt2", "pt2", ""), ("onnx", "onnx", "onnx"), ("litert", "tflite", "ai_edge_litert")],
+)
+def test_the_only_output_in_a_dict_is_written(target: str, suffix: str, module: str, tmp_path: Path) -> None:
+    """As in the outputs of torchvision's segmentation networks and of Hugging Face's classifiers."""
+    if module:
+        pytest.importorskip(module)
+
+    class Named(nn.Sequential):
+        def forward(self, input: Tensor) -> dict[str, Tensor]:
+            return {"out": super().forward(input)}
+
+    network = Named(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1))
+    model = trained(network, schemes.lsq(4, 4), x := torch.randn(2, 3, 8, 8))
+    qconv.export(model, path := tmp_path / f"model.{suffix}", to=target, images=x)
+    found = qconv.verify_export(model, path, x)
+    assert (found.agrees, found.decisions, found.difference < 1e-5) == (True, 0, True)
 
 
 def test_codes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -182,13 +182,14 @@ def _warn_of_layers_left(steps: Sequence[Step]) -> None:
     if left := [step for step in steps if step.is_changed]:
         others = f" So do {len(left) - 1} others: see qconv.plan." if len(left) > 1 else ""
         warnings.warn(f"layer '{left[0].names[0]}' stays float: {left[0].reason}.{others}", stacklevel=3)
-    kinds = Counter(step.kind.__name__ for step in steps if step.reason.startswith(SUBCLASS))
-    if 2 * kinds.total() > len(steps):
-        listed = ", ".join(f"{count} {name}" for name, count in kinds.most_common())
+    unknown = [step for step in steps if step.reason.startswith(SUBCLASS)]
+    if 2 * len(unknown) > len(steps):
+        kinds = Counter(step.kind.__name__ for step in unknown).most_common()
+        listed = ", ".join(f"{count} {name}" for name, count in kinds)
         warnings.warn(
-            f"{kinds.total()} of {len(steps)} layers stay float, because subclasses may compute anything: {listed}. If "
-            "they compute what their parents do, call convert(..., subclasses={TheClass: qconv.QConv2d}); see "
-            "qconv.layers.variants for others",
+            f"{len(unknown)} of {len(steps)} layers stay float, because subclasses may compute anything: {listed}. If "
+            f"they compute what their parents do, name them in subclasses=: '{unknown[0].names[0]}' is "
+            f"{unknown[0].reason}; see qconv.layers.variants for others",
             stacklevel=3,
         )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.table import Column, lines, wrap
-from ..inference.verify import other_decisions, tolerance
+from ..inference.verify import leaves, other_decisions, tolerance
 from ..layers.copies import copied
 from ..program.operations import Clamp, Program, Quantize, Sign
 from ..program.planned import run_operation
@@ -160,10 +160,9 @@ def verify_export(
     checks: dict[int, CodesCheck] = {}
     outputs, wanted = [], []
     for batch in images.split(_BATCH):
-        trained_output = trained(batch)
-        if not isinstance(trained_output, Tensor):
-            kind = type(trained_output).__name__
-            raise ValueError(f"model ({type(model).__name__}) returns a {kind}, not one tensor")
+        trained_output, *others = leaves(trained(batch))
+        if others:
+            raise ValueError(f"model ({type(model).__name__}) returns {1 + len(others)} tensors, not one")
         found = run(path, batch, interpreter)
         output = found.pop("")
         if output.numel() != trained_output.numel():

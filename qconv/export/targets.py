@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..ground.files import atomic_file
 from ..inference import FrozenModel, freeze
+from ..inference.verify import leaves
 from ..onnx import OnnxModel, export_onnx
 from ..onnx.runtime import PRECISE
 from ..packed.tensors import inner_model
@@ -161,7 +162,7 @@ def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:
     images = images.detach().float().cpu()
     frozen = model if isinstance(model, FrozenModel) else freeze(inner_model(model), example=images)
     program = frozen.program(images)
-    if program.structure is not None:
+    if len(program.outputs) > 1:
         given = f"model ({type(model).__name__}) returns {', '.join(program.names())}"
         raise ValueError(f"{given}: only ONNX files have several outputs. Export a module that returns one of them")
     return frozen, program
@@ -200,7 +201,7 @@ def run(path: Path, images: Tensor, interpreter: str | None = None) -> dict[str,
         return {"": Plan(content, (images.shape[2], images.shape[3]))(images, threads=torch.get_num_threads())[0]}
     try:
         if name == "pt2":
-            return {"": torch.export.load(path).module()(images)}
+            return {"": leaves(torch.export.load(path).module()(images))[0]}
         found = import_module(f".{name}", __package__).run(path, images.numpy(), *filter(None, [interpreter]))
     except ImportError:
         raise

@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_map
 
 from ..ground.checks import check_module
 from ..layers import QuantizedLayer
-from ..layers.bypassed import has_own_forward, is_own_hook
-from ..layers.computed import computed_by
-from ..layers.copies import check_copies
+from ..layers.bypassed import has_own_forward
+from ..layers.copies import check_copies, copied
 from ..layers.naming import name_of
 from ..lean import lean
 from ..packed.layer import check_called, check_shippable
@@ -123,7 +122,7 @@ class FrozenModel(nn.Module):
         self.suit(input)
         planned = self._planned
         is_traced = self._plan(input) is not None and not self.unplanned
-        return planned if is_traced and planned is not None and planned.program.structure is None else self
+        return planned if is_traced and planned is not None and len(planned.program.outputs) == 1 else self
 
     def own_values(self, input: Tensor) -> Mapping[int, Tensor]:
         """Return the values of the program's operations, by number: those of a plan, or of `network`."""
@@ -193,7 +192,7 @@ class FrozenModel(nn.Module):
         if planned is None or not _is_images(input) or not planned.takes(input):
             return None
         if torch.compiler.is_compiling():
-            return None if self.unplanned or planned.program.structure is not None else planned
+            return None if self.unplanned or len(planned.program.outputs) > 1 else planned
         if not _is_plain_images(input):
             return None
         slow = planned.is_slow((input.shape[2], input.shape[3]))
@@ -234,7 +233,7 @@ def _in_parts(
 
     Layers of which the forward reads more than the output, such as a weight, stay floats; these are returned by name.
     """
-    network = copy.deepcopy(trained)
+    network = copy.deepcopy(trained).eval()  # copies of some graphs train
     if isinstance(network, nn.Sequential) and len(network) == 1 and isinstance(network[0], QuantizedLayer):
         return network, {}  # a part itself, of which nothing is recorded, as under autocast
     told: dict[nn.Module, Frozen] = {}
@@ -327,19 +326,13 @@ def _build(model: nn.Module, example: Tensor | None) -> FrozenModel:
     except ValueError as error:
         raise ValueError(f"{error}: nothing can be frozen with it") from None
     for name, module in model.named_modules():
-        if not all(map(is_own_hook, (*module._forward_hooks.values(), *module._forward_pre_hooks.values()))):
-            if maker := computed_by(module):
-                raise ValueError(f"{name_of(module, name)}: {maker}")
-            raise ValueError(
-                f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
-            )
         if isinstance(module, QuantizedLayer):
             check_shippable(name, module)
             _check_codes(name, module)
             describe_weight(name, module, strict=True)  # raises if its codes do not give the weight
     check_copies(model)
     try:
-        network = copy.deepcopy(model).eval().cpu()
+        network = copied(model).eval().cpu()
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
     for name, module in network.named_modules():

@@ -31,11 +31,11 @@ def freeze(
     number of threads and images. What C lacks, such as softmax, is a function of torch between parts that C runs.
     `FrozenModel.unplanned` names the first one, or says why torch's operators run all of it.
 
-    The model takes one tensor; all other arguments of its forward keep their defaults. Its forward runs in Python once,
-    on a sample (of `example`, or random, or the first input), and again for other sizes of images: what it decides by
-    Python, it decides then; what it keeps between calls, in attributes or tensors, is not kept. A forward that reads
-    numbers of its input, draws random numbers or treats one image in another way can't be recorded; it stays Python,
-    and its layers are frozen one by one (`FrozenModel.untraced` says why).
+    The model takes one tensor; all other arguments of its forward keep their defaults. Its forward, with its hooks,
+    runs in Python a few times, on a sample (of `example`, or random, or the first input), and again for other sizes of
+    images: what it decides by Python, it decides then; what it keeps between calls, in attributes or tensors, is not
+    kept. A forward that reads numbers of its input, draws random numbers or treats one image in another way can't be
+    recorded; it stays Python, and its layers are frozen one by one (`FrozenModel.untraced` says why).
 
     Integers have no NaN: a sample with NaN or inf gives an output of NaN. (An ONNX file does not.) A NaN that arises
     inside, as in 0 / 0 between two layers, becomes a code.
@@ -49,9 +49,9 @@ def freeze(
     Raises:
         TypeError: `model` is not a module, or can't be copied; `example` is not a tensor.
         ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; a dtype other
-            than float32; hooks, which would be lost; a module that stays in training mode after ``model.eval()``; a
-            part compiled by `torch.compile`; a model that is already frozen, or needs several inputs; another `nan`; an
-            example that the model does not accept; a frozen model that differs from the trained one on `example`.
+            than float32; a module that stays in training mode after ``model.eval()``; a part compiled by
+            `torch.compile`; a model that is already frozen, or needs several inputs; another `nan`; an example that the
+            model does not accept; a frozen model that differs from the trained one on `example`.
     """
     if nan not in ("pass", "refuse"):
         raise ValueError(f"nan (={nan!r}) must be 'pass' or 'refuse'")

@@ -227,6 +227,7 @@ class _Lowering:
 
     def _node(self, node: fx.Node) -> Any:
         target: Any = node.target
+        args: Any
         args, kwargs = tree_map(self._of, (node.args, node.kwargs), is_leaf=_is_node)
         if target is operator.getitem:
             return args[0].take(args[1]) if isinstance(args[0], _Several) else args[0][args[1]]
@@ -234,6 +235,8 @@ class _Lowering:
             return target(*args, **kwargs)
         name = _name(target)
         self.build.origin = self._origin(node, name)
+        if name.startswith("new_"):  # of the dtype alone
+            args = torch.empty(0, dtype=_dtype(node.args[0])), *args[1:]
         is_constant = not any(isinstance(leaf, Value) for leaf in tree_leaves((args, kwargs), is_leaf=_is_value))
         if name == "recorded_layer":
             return [*self.whole.values()][args[1]](args[0]) if is_constant else self._layer(args[0], args[1])
@@ -354,8 +357,9 @@ class _Lowering:
             arguments = [ops.Given(0), [-1 if isinstance(size, ops.Images) else size for size in arguments[1]]]
             of_images.clear()
         inputs = inputs or [0]  # which counts the images
-        if of_images and self.build.stored[inputs[0]][0] != _IMAGES[0]:
-            raise NotRecorded(f"'{self.build.origin}': it counts images where there are none")
+        if of_images and self.build.stored[inputs[0]][0] != _IMAGES[0]:  # as of windows: several for each image
+            inputs = [0, *inputs]
+            arguments, named = _behind_images((arguments, named))
         function = torch.ops.aten.reshape.default if name in _SHAPES[:3] else node.target  # of any strides
         place = self.build.call(function, shape, *inputs, arguments=tuple(arguments), named=named, result=result)  # pyright: ignore
         return Value(place, shape)
@@ -693,6 +697,15 @@ def _plain(argument: Any) -> Any:
     if isinstance(argument, dict):
         return {key: _plain(each) for key, each in argument.items()}
     return tuple(map(_plain, argument)) if type(argument) is tuple else argument
+
+
+def _behind_images(argument: Any) -> Any:
+    """Return an argument of a function with the images as its first input, before the others."""
+    if isinstance(argument, dict):
+        return {key: _behind_images(each) for key, each in argument.items()}
+    if type(argument) in (list, tuple):
+        return [_behind_images(each) for each in argument]
+    return ops.Given(argument.place + 1) if isinstance(argument, ops.Given) else argument
 
 
 def _ints(arguments: Any) -> list[int]:

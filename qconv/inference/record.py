@@ -1,7 +1,7 @@
 """Recording: what a network does with a sample, as a graph of torch's operators in which chosen layers stay whole."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch._subclasses.functional_tensor import dispatch_functionalize
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..kernels.library import LIBRARY
 from ..layers import QConv2d
@@ -50,21 +52,58 @@ def record(network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module]) -
             layer.forward = _Whole(layer.forward, place)
             stack.callback(vars(layer).pop, "forward")
         stack.callback(_WHOLE.clear)
-        for name, module in network.named_modules():
-            before, after = _named(name)
-            stack.callback(module.register_forward_pre_hook(before).remove)
-            stack.callback(module.register_forward_hook(after).remove)
-        drawn, before = torch.get_rng_state(), _versions(network)
+        drawn, versions = torch.get_rng_state(), _versions(network)
         try:
+            network(torch.cat([sample, sample[:1]]))  # a grid that it keeps for the last shape is made again behind it
+            for name, module in network.named_modules():
+                before, after = _named(name)
+                stack.callback(module.register_forward_pre_hook(before).remove)
+                stack.callback(module.register_forward_hook(after).remove)
             with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):  # else one for each node
-                graph = make_fx(dispatch_functionalize(network))(sample)
+                graph = make_fx(dispatch_functionalize(_with_own_numbers(network)))(sample)
         except Exception as error:  # a foreign forward may raise anything
+            if "aten._local_scalar_dense" in str(error):
+                raise NotRecorded("its forward reads numbers of its input, as in an if or by item()") from error
             raise NotRecorded(f"its forward can't be recorded: {str(error).strip().partition(chr(10))[0]}") from error
         if not torch.equal(drawn, torch.get_rng_state()):
             raise NotRecorded("its forward draws random numbers")
-        if changed := [name for name, version in _versions(network).items() if version != before.get(name)]:
+        if changed := [name for name, version in _versions(network).items() if version != versions.get(name)]:
             raise NotRecorded(f"its forward changes '{changed[0]}'")
         return graph
+
+
+def _with_own_numbers(network: nn.Module) -> Callable[[Tensor], Any]:
+    """Return the network's call, in which Python may read numbers that depend on no input, such as strides."""
+
+    def call(input: Tensor) -> Any:
+        with _OwnNumbers():
+            return network(input)
+
+    return call
+
+
+class _OwnNumbers(TorchDispatchMode):
+    """Keeps the result of functions of tensors that are no input: torch keeps that of single numbers alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [_proxy(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        result = func(*args, **(kwargs or {}))
+        if given and all(proxy is None or proxy.constant is not None for proxy in given):
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor) and (proxy := _proxy(leaf)) is not None:
+                    proxy.constant = _inner(leaf)
+        return result
+
+
+def _proxy(tensor: Tensor) -> Any:
+    """Return what stands for a tensor in the recording; None of one that the network holds."""
+    mode: Any = get_proxy_mode()
+    return get_proxy_slot(_inner(tensor), mode.tracer, None)
+
+
+def _inner(tensor: Tensor) -> Tensor:
+    is_wrapped = isinstance(tensor, FunctionalTensor)
+    return torch._from_functional_tensor(tensor.elem) if is_wrapped else tensor  # pyright: ignore
 
 
 def _versions(network: nn.Module) -> dict[str, tuple[int, int]]:

@@ -313,7 +313,7 @@ class _Follower:
 
     def __init__(self, model: nn.Module, checks: Mapping[str, LayerCheck]) -> None:
         self.checks, self.last = dict(checks), ""
-        self.network = copy.deepcopy(model)
+        self.network = copy.deepcopy(model).eval()  # copies of some graphs train
         self.layers = {name: Quantized(model.get_submodule(name)) for name in checks}
 
     def run(self, batch: Tensor, own: Mapping[str, list[Own]]) -> tuple[list[Tensor], list[Tensor]]:

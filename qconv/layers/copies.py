@@ -6,16 +6,17 @@ from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy; the last computed weights of pruned and normalized layers are copied as plain data.
+    """Return a deep copy; results that modules hold, such as weights that are computed, are copied as plain data.
 
     Raises:
         TypeError: a forward that the copy would share, see `check_copies`.
     """
     check_copies(model)
-    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    kept = [value for module in model.modules() for value in tree_leaves(vars(module)) if isinstance(value, Tensor)]
     return copy.deepcopy(model, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
 
 

@@ -263,7 +263,7 @@ def _resized(mode: str) -> Callable[[_Call], str]:
 
 
 def _reduce(kind: str) -> Callable[[_Call], str | None]:
-    return lambda c: c.graph.reduced(kind, c.x, c.dims(c.dim), c.keepdim) if c.dim and 0 not in c.dims(c.dim) else None
+    return lambda c: c.graph.reduced(kind, c.x, c.dims(c.dim), c.keepdim) if c.dim else None
 
 
 def _linear(c: _Call) -> str:

@@ -275,33 +275,20 @@ class _Call(nn.Module):
 
     def __init__(self, function: Function) -> None:
         super().__init__()
-        self.call = replace(function, arguments=(), named={})  # which can be pickled
 
         def kept(argument: Any) -> Any:
             if not isinstance(argument, Tensor):
                 return argument
-            name = f"tensor_{len(self._buffers)}"
-            self.register_buffer(name, argument)
-            return _Kept(name)
+            place = len(function.inputs) + len(self._buffers)
+            self.register_buffer(f"tensor_{place}", argument)
+            return Given(place)
 
-        self.arguments = tree_map(kept, (function.arguments, dict(function.named)), is_leaf=_is_leaf)
+        arguments, named = tree_map(kept, (function.arguments, dict(function.named)), is_leaf=_is_leaf)
+        self.call = replace(function, arguments=arguments, named=named)  # which can be pickled
 
     def forward(self, *values: Tensor) -> Tensor:
-        def filled(argument: Any) -> Any:
-            if isinstance(argument, Given):
-                return values[argument.place]
-            if isinstance(argument, _Kept):
-                return self.get_buffer(argument.name)
-            return argument.times * len(values[0]) if isinstance(argument, Images) else argument
-
-        arguments, named = tree_map(filled, self.arguments, is_leaf=_is_leaf)
-        results = self.call.function(*arguments, **named)
-        return results if self.call.result is None else results[self.call.result]
-
-
-class _Kept:
-    def __init__(self, name: str) -> None:
-        self.name = name
+        held: Any = self._buffers.values()
+        return self.call.run(*values, *held)
 
 
 def _is_leaf(argument: Any) -> bool:

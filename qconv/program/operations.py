@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten_with_path, tree_unflatten
 
 Size = tuple[int, int]
 _LONGEST = 1 << 24  # rows or columns of an image that C takes
@@ -487,13 +487,8 @@ class Function(Operation):
         vars(self).update(state)
 
     def run(self, *values: Tensor) -> Tensor:
-        def filled(argument: Any) -> Any:
-            if isinstance(argument, Given):
-                return values[argument.place]
-            return argument.times * len(values[0]) if isinstance(argument, Images) else argument
-
-        arguments, named = tree_map(filled, (self.arguments, dict(self.named)), is_leaf=_is_filled)
-        results = self.function(*arguments, **named)
+        named = {name: filled(argument, values) for name, argument in self.named.items()}
+        results = self.function(*filled(self.arguments, values), **named)
         return results if self.result is None else results[self.result]
 
 
@@ -509,8 +504,13 @@ def _polynomial(factors: Sequence[float], x: Tensor) -> Tensor:
     return reduce(lambda sums, factor: sums * x + factor, factors[1:], torch.full_like(x, factors[0]))
 
 
-def _is_filled(argument: Any) -> bool:
-    return isinstance(argument, Given | Images)
+def filled(argument: Any, values: Sequence[Tensor]) -> Any:
+    """Return an argument of a `Function` of these values; torch's `tree_map` takes as long as a small convolution."""
+    if isinstance(argument, Given):
+        return values[argument.place]
+    if isinstance(argument, Images):
+        return argument.times * values[0].shape[0]  # len() is no symbol in torch.export
+    return [filled(each, values) for each in argument] if isinstance(argument, list | tuple) else argument
 
 
 def _fused_sum(products: Tensor, floats: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_unflatten
 
 from ..kernels.library import LIBRARY
 from ..kernels.native import kernels
@@ -230,9 +231,10 @@ class Planned(nn.Module):
             return False
         return True
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the only output for images (N, C, H, W), float32 on the CPU, by an operator that torch can trace."""
-        return torch.ops.qconv.run_program(self.content, input, self.shape)
+    def forward(self, input: Tensor) -> Any:
+        """Return what the network does, of one tensor, for images (N, C, H, W), float32, by an operator for tracing."""
+        output, structure = torch.ops.qconv.run_program(self.content, input, self.shape), self.program.structure
+        return output if structure is None else tree_unflatten([output], structure)
 
     def run(self, input: Tensor) -> Any:
         """Return all outputs, without what an operator in Python costs."""
