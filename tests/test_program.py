@@ -483,6 +483,43 @@ class Shuffled(nn.Module):
         return self.last(torch.cat([F.channel_shuffle(up, 2), third * taken[:, [2, 0, 1]], first], 1)[..., ::2])
 
 
+class Signals(nn.Module):
+    """A network of signals, whose output is a signal, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.pool = nn.Conv1d(3, 16, 5, 2, 2), nn.BatchNorm1d(16), nn.MaxPool1d(3, 2, 1)
+        self.deep, self.wide = nn.Conv1d(16, 16, 3, padding=2, dilation=2, groups=16), nn.Conv1d(16, 32, 4)
+        self.act, self.gate, self.last = nn.PReLU(32), nn.Conv1d(32, 32, 1), nn.Conv1d(32, 5, 3, padding="same")
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = self.pool(F.relu(self.norm(self.first(input))))
+        hidden = self.act(self.wide(F.pad(self.deep(hidden) + hidden, (1, 2))))
+        hidden = hidden * self.gate(hidden.mean(2, keepdim=True)).sigmoid()
+        first, second = F.avg_pool1d(hidden, 2).chunk(2, 1)
+        return self.last(torch.cat([second, first * 0.5], 1))
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [schemes.minmax(8, 8), schemes.lsq(4, 4), schemes.bnn(), schemes.reactnet(), schemes.adabin(), schemes.bwn()],
+)
+def test_signals_are_images_of_one_row(scheme: Scheme, tmp_path: Path) -> None:
+    x = torch.randn(4, 3, 96)
+    model = trained(Signals(), scheme, x)
+    frozen = build(model, x)
+    checked = verify(model, frozen, x)
+    assert checked.equal, f"\n{checked}"
+    assert not frozen.unplanned
+    assert frozen.program(x).size is None
+    assert {told.arithmetic for told in frozen.layers} <= {"binary", "integer", "offset", "float"}
+    for signals in (x[:1], torch.randn(3, 3, 141)):
+        torch.testing.assert_close(frozen(signals), model(signals), rtol=0, atol=2e-5)
+    assert torch.equal(torch.export.export(frozen, (x,)).module()(x), frozen(x))
+    qconv.export(model, tmp_path / "model.qcp", to="program", images=x)
+    assert qconv.verify_export(model, tmp_path / "model.qcp", x).agrees
+
+
 class Pixels(nn.Module):
     """Pixels with channels last, and one after another, as ConvNeXt's blocks and tokens of attention have them."""
 

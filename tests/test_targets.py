@@ -227,6 +227,11 @@ def test_a_file_is_exported_and_verified_in_its_runtime(target: str, tmp_path: P
             found = qconv.verify_export(model, path, images[:1], interpreter=interpreter)
             assert (found.agrees, found.interpreter, len(found.layers)) == (True, interpreter, 5), str(found)
             assert f"{target} ({interpreter}): 0 of 1 predicted classes differ" in str(found)
+    signals = torch.randn(4, 3, 40)
+    layers = nn.Conv1d(3, 8, 5, 2), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 3, padding=1), nn.Conv1d(8, 4, 1)
+    model = trained(nn.Sequential(*layers), schemes.minmax(8, 8), signals)
+    qconv.export(model, path, to=target, images=signals)
+    assert qconv.verify_export(model, path, signals).agrees
     with pytest.raises(ValueError, match=r"interpreter \(='other'\) (must be one of xnnpack, builtin,|is for LiteRT)"):
         qconv.verify_export(model, path, images, interpreter="other")
 
@@ -302,7 +307,7 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
     given: dict[str, Any] = {"to": "program", "images": images}
     for error, path, changed, message in [
         (ValueError, "a", {"to": "tflite"}, r"to \(='tflite'\) must be one of 'program', 'litert'"),
-        (TypeError, "a", {"images": images[0]}, r"images \(\(3, 16, 16\)\) must be a float tensor"),
+        (TypeError, "a", {"images": images[0, 0]}, r"images \(\(16, 16\)\) must be a float tensor"),
         (
             ValueError,
             "a",

@@ -13,7 +13,7 @@ from ..inference.verify import leaves, other_decisions, tolerance
 from ..layers.copies import copied
 from ..program.operations import Clamp, Program, Quantize, Sign
 from ..program.planned import run_operation
-from .targets import TARGETS, check_images, loaded, program_of, run, settings, target_of
+from .targets import TARGETS, as_images, check_images, loaded, program_of, run, settings, target_of
 
 _BATCH = 32
 _HEADS = "layer", "codes", "own ≠", "drift", "floats ≠"
@@ -170,7 +170,7 @@ def verify_export(
         outputs.append(output.view(trained_output.shape))
         wanted.append(trained_output)
         if program is not None:
-            _check(checks, program, batch, found, outputs[-1])
+            _check(checks, program, as_images(batch), found, outputs[-1])
     output, trained_output = torch.cat(outputs), torch.cat(wanted)
     return ExportVerification(
         target,

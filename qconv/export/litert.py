@@ -202,7 +202,7 @@ class _Writer:
             if isinstance(operation, Quantize | ops.Sign):
                 inner[f"{number}.codes"] = self.values[-1]
         output = self._as_floats(self.values[self.program.output])
-        if self.program.flat[0]:
+        if self.program.ranks[0] == 2:
             shape = [-1, self.program.operations[self.program.output].channels]
             options = schema.ReshapeOptionsT()
             options.newShape = shape

@@ -90,7 +90,7 @@ class _Writer:
                 given[0].add_names({f"{number}.input"})
                 self.values[-1].add_names({f"{number}.codes"})
         output = self.values[self.program.output]
-        if self.program.flat[0]:
+        if self.program.ranks[0] == 2:
             output = self.nodes.reshape(output, self._whole([0, -1]), True).output(0)
         output.add_names({"output"})
         return self.openvino.Model([self.nodes.result(output)], [self.values[0].get_node()], "qconv")

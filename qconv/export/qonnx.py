@@ -113,7 +113,7 @@ class _Writer:
         graph = helper.make_graph(self.nodes, "qconv", *ends, self.constants)
         domains = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_DOMAIN, 1)]
         model = helper.make_model(graph, opset_imports=domains, producer_name="qconv", ir_version=_IR)
-        helper.set_model_props(model, self.inner | {_FLAT: str(self.program.flat[0])})
+        helper.set_model_props(model, self.inner | {_FLAT: str(self.program.ranks[0] == 2)})
         return model
 
     def _written(self, operation: Operation, name: str, given: list[str]) -> None:

@@ -73,7 +73,8 @@ def export(
         path: of the file, with the usual suffix: OpenVINO asks for .xml.
         to: "litert", "openvino", "executorch", "qonnx", "onnx" (`qconv.export_onnx`), "program" (`qconv.save_program`)
             or "pt2" (`torch.export`).
-        images: typical images (N, C, H, W). The file takes images of their size; "onnx", "program" and "pt2" take
+        images: typical images (N, C, H, W), or signals (N, C, L), which files but those of "onnx" and "pt2" take as
+            images of one row. The file takes images of their size; "onnx", "program" and "pt2" take
             others, too, if the network does.
         options: of the target: for "litert" `four_bits` and `round_outputs`, for "executorch" `round_outputs`, for
             "onnx" those of `qconv.export_onnx`.
@@ -112,17 +113,18 @@ def exported(
         with atomic_file(path) as file:
             file.write(content)
     elif to == "pt2":
-        two = images[:1].cpu().repeat(2, 1, 1, 1)  # a copy: of a view, the file would have all images
+        two = torch.cat([images[:1].cpu()] * 2)  # a copy: of a view, the file would have all images
         module = frozen.traced(two)
         sizes = {0: torch.export.Dim("batch")}
         if module is not frozen and program.size is None:
-            sizes |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+            sizes |= dict.fromkeys(range(2, two.ndim), torch.export.Dim.DYNAMIC)
         exported = torch.export.export(module, (two,), dynamic_shapes=(sizes,))
         with atomic_file(path) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No complete tensor")  # of weights in channels_last, which are whole
             torch.export.save(exported, file)
     else:
-        left = import_module(f".{to}", __package__).write(program, path, images.detach().float().cpu(), **options)
+        images = as_images(images.detach().float().cpu())
+        left = import_module(f".{to}", __package__).write(program, path, images, **options)
     return program, left or []
 
 
@@ -144,12 +146,17 @@ def loaded(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
 
 
 def check_images(images: Tensor) -> None:
-    """Raise a TypeError or a ValueError unless these are images."""
-    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+    """Raise a TypeError or a ValueError unless these are images, or signals."""
+    if not isinstance(images, Tensor) or images.ndim not in (3, 4) or not images.is_floating_point():
         kind = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W)")
+        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W), or (N, C, L) of signals")
     if not images.numel():
         raise ValueError(f"images (of shape {tuple(images.shape)}) must hold at least one sample")
+
+
+def as_images(images: Tensor) -> Tensor:
+    """Return signals as images of one row, which files take but those of ONNX and torch."""
+    return images.unsqueeze(2) if images.ndim == 3 else images
 
 
 def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:
@@ -198,11 +205,13 @@ def run(path: Path, images: Tensor, interpreter: str | None = None) -> dict[str,
         return {"": OnnxModel(path)(images)}
     if name == "program":
         content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+        images = as_images(images)
         return {"": Plan(content, (images.shape[2], images.shape[3]))(images, threads=torch.get_num_threads())[0]}
     try:
         if name == "pt2":
             return {"": leaves(torch.export.load(path).module()(images))[0]}
-        found = import_module(f".{name}", __package__).run(path, images.numpy(), *filter(None, [interpreter]))
+        pixels = as_images(images).numpy()
+        found = import_module(f".{name}", __package__).run(path, pixels, *filter(None, [interpreter]))
     except ImportError:
         raise
     except Exception as error:  # of another library, which may raise anything

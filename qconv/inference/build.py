@@ -83,15 +83,16 @@ class FrozenModel(nn.Module):
         """
         if not torch.compiler.is_compiling():
             self.suit(input)
-        plan = self._plan(input)
+        images = self._images(input)
+        plan = self._plan(images)
         knows_nan = not self._hides_nan or (plan is not None and not cast(Planned, self._planned).functions)
         if self.nan == "pass" and knows_nan:
-            return (plan or self._run)(input)
+            return (plan or self._run)(images)
         wrong = ~input.isfinite()
         wrong = wrong.flatten(1).any(1) if input.ndim > 1 else wrong.any().view(1)
         if self.nan == "refuse" and bool(wrong.any()):
             raise ValueError(f"input has NaN or inf in {int(wrong.sum())} of {len(input)} samples")
-        output = (plan or self._run)(input)
+        output = (plan or self._run)(images)
         return output if knows_nan else tree_map(lambda each: _with_nan(each, wrong), output)
 
     def program(self, input: Tensor) -> Program:
@@ -121,14 +122,15 @@ class FrozenModel(nn.Module):
         """Return what `torch.export` traces for images like `input`: their plan alone; this model if they have none."""
         self.suit(input)
         planned = self._planned
-        is_traced = self._plan(input) is not None and not self.unplanned
+        is_traced = self._plan(self._images(input)) is not None and not self.unplanned
         return planned if is_traced and planned is not None and len(planned.program.outputs) == 1 else self
 
     def own_values(self, input: Tensor) -> Mapping[int, Tensor]:
         """Return the values of the program's operations, by number: those of a plan, or of `network`."""
         self.program(input)
-        planned = self._planned if self._plan(input) is not None else None
-        return cast(Library, self.network).values(input) if planned is None else planned.values(input)
+        images = self._images(input)
+        planned = self._planned if self._plan(images) is not None else None
+        return cast(Library, self.network).values(images) if planned is None else planned.values(images)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Raise a TypeError: the program and the plan are made of the trained model's numbers."""
@@ -172,19 +174,24 @@ class FrozenModel(nn.Module):
             self._sample = torch.empty_like(sample, device="meta")
             self.network = Library(self._program).to(self._device)
             self._planned, self.unplanned = self._made_plan(self._program)
-        if self._program is None or (self._program.size is None and input.ndim == 4 and not is_guess):
+        if self._program is None or (self._program.size is None and input.ndim in (3, 4) and not is_guess):
             self._trained = ()
 
     def _made_plan(self, program: Program) -> tuple[Planned | None, str]:
         """Return the plan of a program, or why there is none."""
-        if self._sample.ndim != 4 or self._sample.dtype != torch.float32:
+        if self._sample.ndim not in (3, 4) or self._sample.dtype != torch.float32:
             what = f"{self._sample.dtype}, of {self._sample.ndim} dimensions"
             return None, f"its input ({what}) is not images of float32"
         try:
             planned = Planned(program, self._hides_nan)
         except NotFused as reason:
             return None, str(reason)
-        return planned, planned.is_slow((self._sample.shape[2], self._sample.shape[3])) or planned.functions
+        height, width = (1, *self._sample.shape[2:])[-2:]
+        return planned, planned.is_slow((height, width)) or planned.functions
+
+    def _images(self, input: Tensor) -> Tensor:
+        """Return signals (N, C, L) as images of one row, which a program takes."""
+        return input.unsqueeze(2) if self._program is not None and input.ndim == 3 else input
 
     def _plan(self, input: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return what runs these images as a plan; None if they go through the network's modules."""
@@ -223,7 +230,8 @@ class FrozenModel(nn.Module):
 def _fits(program: Program, sample: Tensor, input: Tensor) -> bool:
     """Whether a program that was made for a sample takes such inputs."""
     kinds = [(each.ndim, each.dtype, each.shape[1:2]) for each in (sample, input)]
-    return kinds[0] == kinds[1] and program.size in (None, tuple(input.shape[2:]))
+    size = (1, *input.shape[2:]) if input.ndim == 3 else tuple(input.shape[2:])
+    return kinds[0] == kinds[1] and program.size in (None, size)
 
 
 def _in_parts(

@@ -71,9 +71,15 @@ class Builder:
     # Shapes
 
     def is_image(self, x: Value) -> bool:
-        """Whether a value is stored as (N, C, H, W), and the network sees it so, or as rows of one pixel."""
+        """Whether a value is stored as (N, C, H, W), and the network sees it so, or one row or pixel without H or W."""
         stored = self.stored[x.place]
-        return len(stored) == 4 and (x.shape == stored or (stored[2:] == (1, 1) and x.shape == stored[:2]))
+        is_one = stored[2:] == (1, 1) and x.shape == stored[:2]
+        return len(stored) == 4 and (x.shape == stored or is_one or self.is_signal(x))
+
+    def is_signal(self, x: Value) -> bool:
+        """Whether a value is stored as an image of one row, and the network sees (N, C, W)."""
+        stored = self.stored[x.place]
+        return stored[2:3] == (1,) and x.shape == (*stored[:2], *stored[3:])
 
     def is_flattened(self, x: Value) -> bool:
         """Whether a value is stored as (N, C, H, W), and the network sees rows of whole images."""
@@ -82,6 +88,8 @@ class Builder:
 
     def raw(self, x: Value) -> int:
         """Return the number of a value that is stored in the shape that the network sees."""
+        if self.is_signal(x):
+            return self.call(torch.ops.aten.squeeze.dim, x.shape, x.place, arguments=(ops.Given(0), 2))
         return x.place if self.stored[x.place] == x.shape else self.reshaped(x.place, x.shape)
 
     def image(self, x: Value) -> int | None:
@@ -89,6 +97,13 @@ class Builder:
         if self.is_image(x):
             return x.place
         return self.reshaped(self.raw(x), (*x.shape, 1, 1)) if len(x.shape) == 2 else None
+
+    def row(self, x: Value) -> int:
+        """Return the number of a signal (N, C, W) that is stored as an image of one row."""
+        shape = (*x.shape[:2], 1, *x.shape[2:])
+        if self.stored[x.place] == shape:
+            return x.place
+        return self.call(torch.ops.aten.unsqueeze.default, shape, self.raw(x), arguments=(ops.Given(0), 2))
 
     def reshaped(self, place: int, shape: Shape) -> int:
         """Return the number of a value in another shape, of which only the first length depends on the images."""

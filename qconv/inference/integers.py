@@ -50,10 +50,10 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     """Choose the arithmetic of a layer, or return why it can't be computed on integers."""
     if isinstance(layer.input_quantizer, Identity):
         how = Arithmetic("float", "its input is not quantized")
-        is_plain = isinstance(layer, QConv2d) and type(layer).forward is QConv2d.forward
+        is_plain = isinstance(layer, QConv1d | QConv2d) and type(layer).forward is QConv2d.forward
         return how._replace(weight=layer.quantized_weight()) if is_plain else how
     is_transposed = isinstance(layer, QConvTranspose2d)
-    if not isinstance(layer, QConv2d | QConvTranspose2d | QLinear):
+    if not isinstance(layer, QConv1d | QConv2d | QConvTranspose2d | QLinear):
         return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
     if type(layer).forward not in (QConv2d.forward, QConvTranspose2d.forward, QLinear.forward):
         return Arithmetic("float", f"{type(layer).__name__} has a forward of its own")
@@ -107,7 +107,11 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     if quantizer.signs and is_sign:
         return integer._replace(kind="binary")
     if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
-        is_shift = is_plain and not is_transposed and bool(((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all())
+        is_shift = (
+            is_plain
+            and not isinstance(layer, QConv1d | QConvTranspose2d)
+            and bool(((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all())
+        )
         if is_shift and bound < LARGEST_EXACT and LARGEST_DIGITS * values[:1].numel() <= LARGEST_SUM:
             return integer._replace(kind="shift")
         return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are not 8-bit numbers")
@@ -280,7 +284,7 @@ class _Layer:
 
     def __init__(self, build: Builder, layer: Any, how: Arithmetic) -> None:
         self.build, self.layer, self.how = build, layer, how
-        self.is_conv = isinstance(layer, QConv2d)
+        self.is_conv, self.is_signal = isinstance(layer, QConv1d | QConv2d), isinstance(layer, QConv1d)
         self.groups = 1 if isinstance(layer, QLinear) else layer.groups
         self.bias = torch.zeros(len(how.scale)) if layer.bias is None else layer.bias.detach()
         self.first_bias = torch.zeros(len(how.scale)) if layer.has_scale_map else self.bias  # the map comes before it
@@ -291,11 +295,12 @@ class _Layer:
         self.is_last = False  # whether it takes the input's pixels, with channels last
         self.times = layer.stride[0] if isinstance(layer, QConvTranspose2d) else 1
         self.first_bias = self.first_bias.repeat_interleave(self.times**2)
-        self.how = how._replace(scale=how.scale.repeat_interleave(self.times**2))
+        weight = how.weight.unsqueeze(2) if self.is_signal else how.weight
+        self.how = how._replace(scale=how.scale.repeat_interleave(self.times**2), weight=weight)
 
     def lower(self, x: Value) -> Value:
         build, how = self.build, self.how
-        self.sides = self.layer.sides_for(x.shape[-2:]) if self.is_conv else []
+        self.sides = self.layer.sides_for(x.shape[-len(self.layer.kernel_size) :]) if self.is_conv else []
         shape, self.input = self._shape(x.shape), x.place
         image = build.image_of(x) if isinstance(self.layer, QLinear) and how.kind != "shift" else None
         if image is not None:
@@ -319,25 +324,33 @@ class _Layer:
             shape = *x.shape[:-3], *build.stored[output][1:]
         if self.is_last:
             return build.pixels(output, shape)
-        is_seen_so = build.stored[output] == shape or len(shape) == 2
-        return Value(output if is_seen_so else build.reshaped(output, shape), shape)
+        seen = Value(output, shape)
+        return seen if len(shape) == 2 or build.is_image(seen) else Value(build.reshaped(output, shape), shape)
 
     def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the output."""
         if not self.is_conv:  # that of a transposed convolution is known from its blocks
             return (*shape[:-1], len(self.how.weight))
-        window = self._window(tuple(self.sides))
-        return (*shape[:-3], len(self.how.weight), *window.size((shape[-2], shape[-1])))
+        rank = 1 if self.is_signal else 2
+        sizes = self._window(self._sides()).size((shape[-2] if rank == 2 else 1, shape[-1]))
+        return (*shape[: -rank - 1], len(self.how.weight), *sizes[-rank:])
+
+    def _sides(self) -> Any:
+        return tuple(self.sides) + ((0, 0) if self.is_signal else ())
 
     def _window(self, sides: Any) -> Window:
-        return Window(self.layer.kernel_size, self.layer.stride, sides, self.layer.dilation)
+        geometry = self.layer.kernel_size, self.layer.stride, self.layer.dilation
+        kernel, stride, dilation = (((1, *each) if self.is_signal else each) for each in geometry)
+        return Window(kernel, stride, sides, dilation)
 
     def _of_image(self, x: Value) -> tuple[int, Tensor, Window]:
         """Return a convolution's input, weight and window."""
         layer, build = self.layer, self.build
-        place, sides = build.raw(x), tuple(self.sides)
-        if len(x.shape) == 3:  # an image without a batch
-            place = build.reshaped(place, (1, *x.shape))
+        rows, sides = (1,) if self.is_signal else (), self._sides()
+        if len(x.shape) + len(rows) == 3:  # an image without a batch
+            place = build.reshaped(build.raw(x), (1, *x.shape[:1], *rows, *x.shape[1:]))
+        else:
+            place = build.row(x) if self.is_signal else build.raw(x)
         if isinstance(layer, QConvTranspose2d):
             return place, *cast(tuple[Tensor, Window], _blocks(layer, self.how.weight))
         border = layer.border_value if self.how.kind != "binary" else 0
@@ -421,9 +434,9 @@ class _Layer:
 
     def _reaches(self, values: Tensor) -> Tensor:
         """Whether values (1, C, 1, n) get +1."""
-        given = values if self.is_conv else values[0, :, 0].mT
+        given = values[:, :, 0] if self.is_signal else values if self.is_conv else values[0, :, 0].mT
         found = self.quantizer.codes(given, *self.quantizer.tensors()).values >= 0
-        return found if self.is_conv else found.mT.view(values.shape)
+        return (found if self.is_conv else found.mT).reshape(values.shape)
 
     def _codes(self, place: int) -> tuple[int, int]:
         """Return codes, and the code of 0."""

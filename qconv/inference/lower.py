@@ -2,7 +2,8 @@
 
 import copy
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -42,12 +43,13 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
 
     Args:
         network: in evaluation.
-        sample: its input.
+        sample: its input; of signals (N, C, L) the program takes images of one row.
 
     Raises:
         NotRecorded: no program can stand for the network.
     """
-    with RECORDING:  # other threads would meet the hooks of a recording
+    with RECORDING, _of_one_row(network, sample.ndim == 3):  # other threads would meet the hooks of a recording
+        sample = sample.unsqueeze(2) if sample.ndim == 3 else sample
         lowering = _Lowering(network, sample, {})
         lowering.scope.check_one_image()
         program = lowering.run()
@@ -56,13 +58,25 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
         return program
 
 
+@contextmanager
+def _of_one_row(network: nn.Module, is_signal: bool) -> Iterator[None]:
+    """Let a network of signals take images of one row."""
+    hook = network.register_forward_pre_hook(lambda _, args: (args[0].squeeze(2),)) if is_signal else None
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
 def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor, chosen: dict[nn.Module, Arithmetic]) -> bool:
     """Whether images of other sizes have the same program: padding, for example, may depend on the size."""
     if sample.ndim != 4:
         return sample.ndim < 3
     height, width = sample.shape[2:]
-    half = height // 2, width // 2
-    for size in ((1 + _flipped(height - 1), 1 + _flipped(width - 1)), (_flipped(height), _flipped(width)), half):
+    half = max(height // 2, 1), width // 2
+    heights = (1 + _flipped(height - 1), _flipped(height)) if height > 1 else (1, 1)  # a signal has one row
+    for size in ((heights[0], 1 + _flipped(width - 1)), (heights[1], _flipped(width)), half):
         try:
             other = _Lowering(network, F.interpolate(sample[:1], size), chosen).run()
         except Exception:  # noqa: BLE001  # a network may take one size only, and raise anything
@@ -220,9 +234,8 @@ class _Lowering:
         self.build.origin = "output"
         if not isinstance(output, Value):
             program.structure = tree_flatten(self.scope.network(self.scope.sample[:1]))[1]
-        program.flat = tuple(len(leaf.shape) == 2 and self.build.is_image(leaf) for leaf in leaves)
-        pairs = zip(leaves, program.flat, strict=True)
-        program.outputs = tuple(leaf.place if is_flat else self.build.raw(leaf) for leaf, is_flat in pairs)
+        program.ranks = tuple(len(leaf.shape) for leaf in leaves)
+        program.outputs = tuple(leaf.place if self.build.is_image(leaf) else self.build.raw(leaf) for leaf in leaves)
         return program.pruned()
 
     def _node(self, node: fx.Node) -> Any:
@@ -301,7 +314,7 @@ class _Lowering:
         shape, each = tuple(index.shape), torch.Size(self.build.stored[moved[0]][1:]).numel()
         if shape[:1] != (_IMAGES[0],) or not torch.equal(index[0] + each, index[1]):
             return None
-        image = index[..., None, None] if len(shape) == 2 else index
+        image = index[..., None, None] if len(shape) == 2 else index.unsqueeze(2) if len(shape) == 3 else index
         place = self.build.selected(moved[0], image) if image.ndim == 4 and image.numel() else None
         if place is not None:
             return Value(place, shape)
@@ -315,6 +328,10 @@ class _Lowering:
             return None
         values = [leaf for leaf in tree_leaves((args, kwargs), is_leaf=_is_value) if isinstance(leaf, Value)]
         if name not in (*_OF_PIXELS, *_LINEAR) or any(self.build.image_of(value) is None for value in values):
+            if name in _OF_PIXELS and any(map(self.build.is_signal, values)):
+                args, kwargs = tree_map(self._as_row, (args, kwargs), is_leaf=_is_value)
+            if name == "native_layer_norm" and len(args[0].shape) != 2:  # not over channels
+                return None
             place = self.table[name](*args, **kwargs)
             return None if place is None else Value(place, shape)
         if any(value.shape[:-1] != shape[:-1] for value in values):
@@ -323,6 +340,12 @@ class _Lowering:
             args, kwargs = tree_map(partial(self._as_images, channels=shape[-1]), (args, kwargs), is_leaf=_is_value)
         place = self.table[name](*args, **kwargs)
         return None if place is None else self.build.pixels(place, shape)
+
+    def _as_row(self, argument: Any) -> Any:
+        """Return a signal as an image of one row, and numbers of its channels as those of an image."""
+        if isinstance(argument, Value):
+            return Value(argument.place, self.build.stored[argument.place])
+        return argument.unsqueeze(-1) if isinstance(argument, Tensor) and argument.ndim > 1 else argument
 
     def _as_images(self, argument: Any, channels: int) -> Any:
         """Return pixels with channels last as an image, and numbers of channels as those of an image."""
@@ -488,8 +511,8 @@ class _Lowering:
     # Windows
 
     def _mean(self, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> int | None:
-        dims = sorted(d % 4 for d in ((dim,) if isinstance(dim, int) else dim or ()))
-        if len(x.shape) != 4 or dims != [2, 3] or not self.build.is_image(x):
+        dims = sorted(d % len(x.shape) for d in ((dim,) if isinstance(dim, int) else dim or ()))
+        if len(x.shape) < 3 or dims != [*range(2, len(x.shape))] or not self.build.is_image(x):
             return None
         return self.build.add(ops.Mean, x.place)
 
@@ -550,12 +573,9 @@ class _Lowering:
         if transposed:
             return self._transposed(x, weight, bias, stride, padding, dilation, output_padding, groups)
         if weight.ndim == 3 and len(x.shape) == 3:  # a signal is an image of one row
-            row = self.build.reshaped(self.build.raw(x), (*x.shape[:2], 1, x.shape[2]))
             sides = padding[0], padding[0], 0, 0
             window = Window((1, weight.shape[2]), (1, stride[0]), sides, (1, dilation[0]))
-            output = self.build.floats(row, weight.unsqueeze(2), bias, window, groups)
-            stored = self.build.stored[output]
-            return self.build.reshaped(output, (*stored[:2], stored[3]))
+            return self.build.floats(self.build.row(x), weight.unsqueeze(2), bias, window, groups)
         if weight.ndim != 4 or not self.build.is_image(x):
             return None
         rows, columns = pair(padding)
@@ -597,7 +617,8 @@ class _Lowering:
         """Channels one after the other: a sum of values with channels of zeros before and behind theirs."""
         if not all(isinstance(value, Value) and self.build.is_image(value) for value in values):
             return None
-        if any(len(value.shape) != 4 for value in values) or dim % 4 != 1:
+        ranks = {len(value.shape) for value in values}
+        if not ranks <= {3, 4} or dim % max(ranks) != 1:
             return None
         total, first, joined = sum(value.shape[1] for value in values), 0, -1
         for value in values:
@@ -621,8 +642,9 @@ class _Lowering:
 
     def _padded(self, x: Value, pad: Any, value: float = 0) -> int | None:
         """Channels of zeros, or zeros around the images: those are what a convolution by 1 pads with."""
+        pad = (*pad[:2], 0, 0, *pad[2:]) if len(x.shape) == 3 else pad
         left, right, top, bottom, first, last = (*pad, *[0] * 6)[:6]
-        if len(pad) > 6 or min(pad) < 0 or value or len(x.shape) != 4 or not self.build.is_image(x):
+        if len(pad) > 6 or min(pad) < 0 or value or len(x.shape) < 3 or not self.build.is_image(x):
             return None
         place, channels = x.place, x.shape[1] + first + last
         if first or last:
@@ -685,9 +707,11 @@ def _is_of_some_images(target: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _forms(place: int, stored: Shape) -> tuple[Value, ...]:
-    """Return the forms of whole images: as they are stored, as rows, and as pixels."""
+    """Return the forms of whole images: as they are stored, as rows, as pixels, and as signals."""
     row = stored[0], stored[1] * stored[2] * stored[3]
-    return Value(place, stored), Value(place, row), *((Value(place, (*row, 1, 1)),) if stored[2:] == (1, 1) else ())
+    found = [Value(place, stored), Value(place, row)]
+    found += [Value(place, (*row, 1, 1))] if stored[2:] == (1, 1) else []
+    return (*found, Value(place, (*stored[:2], stored[3]))) if stored[2] == 1 else tuple(found)
 
 
 def _plain(argument: Any) -> Any:

@@ -111,14 +111,15 @@ def written(writer: Any, program: Program, metadata: Mapping[str, str]) -> Any:
 
     channels, *sides = writer.shapes[0][1:]
     sides = ["height", "width"] if program.size is None and len(sides) == 2 else sides
+    sides = sides[1:] if writer.is_signal else sides
     input = value("input", ["batch", channels, *sides])
     names = program.names()
     ends = [helper.make_node("Identity", [given], [name]) for given, name in zip(writer.outputs, names, strict=True)]
     outputs: list[Any] = []
-    for name, place, is_flat in zip(names, program.outputs, program.flat, strict=True):
-        _, *rest = writer.shapes[place]
-        shape = ["batch", *(None if program.size is None and number else side for number, side in enumerate(rest))]
-        outputs.append(value(name, shape[:2] if is_flat else shape))
+    for name, place, rank in zip(names, program.outputs, program.ranks, strict=True):
+        _, channels, *rest = writer.shapes[place]
+        rest = rest[4 - rank :] if len(rest) == 2 else rest
+        outputs.append(value(name, ["batch", channels, *(None if program.size is None else side for side in rest)]))
     nodes = [*writer.graph.nodes, *ends]
     read = {name for node in nodes for name in node.input}  # ONNX Runtime warns of constants that nothing reads
     constants = [each for each in writer.graph.constants if each.name in read]

@@ -35,10 +35,13 @@ class Writer:
 
     def __init__(self, program: Program, form: Form, example: Tensor, round_outputs: bool) -> None:
         self.operations, self.form, self.graph, self.chains = program.operations, form, Graph(form), Chains(program)
+        self.is_signal = example.ndim == 3  # of which the program takes images of one row
+        example = example.unsqueeze(2) if self.is_signal else example
         self.shapes = [tuple(value.shape) for value in computed(program, torch.cat([example[:1]] * 2))]
         self.rounded = roundings(program, example, self.chains, form.signed) if round_outputs else {}
         self.kind, self.ends = (torch.int8, (-128, 127)) if form.signed else (torch.uint8, (0, 255))
-        self.floats, self.codes, self.saturating = {0: "input"}, dict[int, str](), dict[str, None]()
+        input = self.graph.node("Unsqueeze", "input", self.graph.constant([2], "int64")) if self.is_signal else "input"
+        self.floats, self.codes, self.saturating = {0: input}, dict[int, str](), dict[str, None]()
         integers = {place: self._as_integers(place) for place in range(1, len(self.operations))}
         self.integers = {place: found for place, found in integers.items() if found is not None}
         inside = {0, *(place for found in self.integers.values() for place in found.chain)}.difference(self.integers)
@@ -49,8 +52,16 @@ class Writer:
             self.graph.origin = operation.origin
             if place not in inside:
                 self._write(place)
-        outputs = [(self.read(output), is_flat) for output, is_flat in zip(program.outputs, program.flat, strict=True)]
-        self.outputs = [self.graph.node("Flatten", name, axis=1) if is_flat else name for name, is_flat in outputs]
+        self.outputs = [self._seen(*each) for each in zip(program.outputs, program.ranks, strict=True)]
+
+    def _seen(self, place: int, rank: int) -> str:
+        """Return an output as the network gives it."""
+        name, shape = self.read(place), self.shapes[place]
+        if len(shape) != 4 or rank == 4:
+            return name
+        if rank == 2:
+            return self.graph.node("Flatten", name, axis=1)
+        return self.graph.node("Squeeze", name, self.graph.constant([2], "int64"))
 
     def _as_integers(self, place: int) -> Integers | None:
         found = None

@@ -569,7 +569,7 @@ class Program:
         operations: in an order in which each follows its inputs; the first is the `Input`.
         outputs: the numbers of the operations whose values are the outputs.
         structure: how the outputs are put together; None for a single tensor.
-        flat: for each output, whether it has one pixel, and loses its last two dimensions.
+        ranks: for each output, how many dimensions the network gives it: 2 of one pixel, 3 of one row.
         size: the only height and width, or other dimensions behind the channels, that it takes; None for any.
         layers: the calls of quantized layers.
     """
@@ -578,7 +578,7 @@ class Program:
         self.operations: list[Operation] = [Input(inputs=(), channels=channels)]
         self.outputs: tuple[int, ...] = (0,)
         self.structure: TreeSpec | None = None
-        self.flat: tuple[bool, ...] = (False,)
+        self.ranks: tuple[int, ...] = (4,)
         self.size: tuple[int, ...] | None = None
         self.layers: list[LayerCall] = []
 
@@ -614,7 +614,7 @@ class Program:
             operation = self.operations[old]
             kept.add(replace(operation, inputs=tuple(places[given] for given in operation.inputs)))
         kept.outputs, kept.structure = tuple(places[output] for output in self.outputs), self.structure
-        kept.flat, kept.size = self.flat, self.size
+        kept.ranks, kept.size = self.ranks, self.size
         for call in self.layers:
             if call.input in places:
                 codes = None if call.codes is None else places.get(call.codes)
@@ -638,7 +638,7 @@ class Program:
                 side[:1] = side[0].behind(length)
         for side in sides:
             side += [Length()] * (max(map(len, sides)) - len(side))
-        return (channels,) if self.flat[0] else (channels, *chain.from_iterable(sides[0] + sides[1]))
+        return (channels,) if self.ranks[0] == 2 else (channels, *chain.from_iterable(sides[0] + sides[1]))
 
     def multiplications(self, size: Size) -> tuple[int, int]:
         """Return how many multiplications an image of this size takes: of floats with signs, and others."""
@@ -664,7 +664,8 @@ class Program:
 
     def put_together(self, outputs: Sequence[Tensor]) -> Any:
         """Return the output of the network that has these values."""
-        outputs = [each.flatten(1) if is_flat else each for each, is_flat in zip(outputs, self.flat, strict=True)]
+        pairs = zip(outputs, self.ranks, strict=True)
+        outputs = [each.flatten(rank - 1) if each.ndim == 4 else each for each, rank in pairs]
         return outputs[0] if self.structure is None else tree_unflatten(outputs, self.structure)
 
     def __str__(self) -> str:

@@ -64,5 +64,5 @@ def _part(program: Program, places: list[int]) -> Part:
     for place in places:
         given = tuple(numbers[each] for each in operations[place].inputs)
         numbers[place] = own.add(replace(operations[place], inputs=given))
-    own.outputs, own.flat = tuple(numbers[place] for place in outputs), (False,) * len(outputs)
+    own.outputs, own.ranks = tuple(numbers[place] for place in outputs), (4,) * len(outputs)
     return Part(own, places, tuple(inputs), tuple(outputs))

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_unflatten
 
 from ..kernels.library import LIBRARY
 from ..kernels.native import kernels
@@ -232,9 +231,9 @@ class Planned(nn.Module):
         return True
 
     def forward(self, input: Tensor) -> Any:
-        """Return what the network does, of one tensor, for images (N, C, H, W), float32, by an operator for tracing."""
-        output, structure = torch.ops.qconv.run_program(self.content, input, self.shape), self.program.structure
-        return output if structure is None else tree_unflatten([output], structure)
+        """Return what the network does, of one tensor, for images or signals, float32, by an operator for tracing."""
+        input = input.unsqueeze(2) if input.ndim == 3 else input
+        return self.program.put_together([torch.ops.qconv.run_program(self.content, input, self.shape)])
 
     def run(self, input: Tensor) -> Any:
         """Return all outputs, without what an operator in Python costs."""

@@ -34,7 +34,7 @@ def read_program(content: Tensor) -> tuple[Program, bool]:
     for number in range(count):
         numbers = iter(OP.unpack_from(data, first + number * OP.size))
         reader.take({name: tuple(islice(numbers, len(default))) for name, default in FIELDS.items()})
-    reader.program.outputs, reader.program.flat = tuple(reader.outputs), (False,) * len(reader.outputs)
+    reader.program.outputs, reader.program.ranks = tuple(reader.outputs), (4,) * len(reader.outputs)
     reader.program.size = (height, width) if height else None
     return reader.program, bool(guard)
 
