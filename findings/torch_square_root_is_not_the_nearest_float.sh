@@ -3,7 +3,7 @@
 #
 # Expected: IEEE 754's square root, rounded once, as NumPy, C and torch's own float64 root rounded to float32 have it.
 # Happens: torch.sqrt of float32 is one unit in the last place off for 14 to 16 % of numbers, whatever the tensor's
-# size; Tensor.pow(0.5) and the standard deviation follow it. Products, sums and quotients are rounded as they should.
+# size; so is Tensor.pow(0.5). Quotients are rounded as they should.
 # So a norm's output can't be had bit for bit in another runtime, and a code behind it may be its neighbour.
 # Seen: 15 to 16 % of 100,000 numbers below 10 differ from NumPy's root, by one unit; of quotients 0 %.
 set -euo pipefail

@@ -665,7 +665,7 @@ class Program:
     def put_together(self, outputs: Sequence[Tensor]) -> Any:
         """Return the output of the network that has these values."""
         pairs = zip(outputs, self.ranks, strict=True)
-        outputs = [each.flatten(rank - 1) if each.ndim == 4 else each for each, rank in pairs]
+        outputs = [each.flatten(rank - 1) if rank < each.ndim == 4 else each for each, rank in pairs]
         return outputs[0] if self.structure is None else tree_unflatten(outputs, self.structure)
 
     def __str__(self) -> str:
