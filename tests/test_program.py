@@ -556,6 +556,43 @@ def test_gates_and_joined_channels(kind: type[nn.Module], scheme: Scheme) -> Non
     check_plan(trained(kind(), scheme, x), x)
 
 
+class Tokens(nn.Module):
+    """A block of a transformer, and a layer that sees the tokens before the images."""
+
+    def __init__(self, is_first: bool) -> None:
+        super().__init__()
+        self.is_first, self.token = is_first, nn.Parameter(torch.randn(1, 1, 16))
+        self.patches, self.norm, self.parts = nn.Conv2d(3, 16, 4, 4), nn.LayerNorm(16), nn.Linear(16, 48)
+        self.mixed, self.wide, self.narrow = nn.Linear(16, 16), nn.Linear(16, 24), nn.Linear(24, 16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        tokens = self.patches(input).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(input), -1, -1), tokens], 1)
+        tokens = tokens.transpose(0, 1) if self.is_first else tokens
+        query, key, value = self.parts(self.norm(tokens)).chunk(3, -1)
+        dims = (1, 2, 0) if self.is_first else (0, 2, 1)
+        scores = (query @ key.transpose(1, 2) if not self.is_first else query * key).softmax(-1)
+        mixed = scores @ value if not self.is_first else scores * value
+        tokens = tokens + self.mixed(mixed)
+        tokens = tokens + self.narrow(F.gelu(self.wide(self.norm(tokens))))
+        return self.last(tokens.permute(dims).mean(2))
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("scheme", [schemes.minmax(8, 8), schemes.bnn()])
+def test_tokens(is_first: bool, scheme: Scheme) -> None:
+    x = torch.randn(5, 3, 12, 8)
+    model = trained(Tokens(is_first), scheme, x)
+    frozen = build(model, x)
+    checked = verify(model, frozen, x)
+    assert checked.equal, f"\n{checked}"
+    rows = [operation for operation in frozen.program(x).operations if isinstance(operation, ops.LayerNorm)]
+    assert len(rows) == (0 if is_first else 2)
+    for count in (1, 2, 3, 5):
+        torch.testing.assert_close(frozen(x[:count]), model(x[:count]), rtol=0, atol=1e-5)
+
+
 def test_linear_layers_of_pixels_that_stay_float() -> None:
     x = torch.randn(3, 3, 16, 12)
     model = trained(Pixels(), schemes.lsq(4, 4), x, skip=["wide", "mixed"])

@@ -43,6 +43,7 @@ class Builder:
         self.program = Program(shape[1] if len(shape) > 1 else 1)
         self.stored: list[Shape] = [shape]
         self._exact: dict[int, tuple[Tensor, Tensor]] = {}  # scales and biases, by number
+        self._images: dict[Value, int] = {}  # by the values whose numbers they are, with channels last
         self.origin = ""
 
     def add(self, kind: type[Operation], *inputs: int, channels: int | None = None, **fields: Any) -> int:
@@ -105,9 +106,10 @@ class Builder:
             return x.place
         return self.call(torch.ops.aten.unsqueeze.default, shape, self.raw(x), arguments=(ops.Given(0), 2))
 
-    def reshaped(self, place: int, shape: Shape) -> int:
-        """Return the number of a value in another shape, of which only the first length depends on the images."""
-        return self.call(torch.ops.aten.reshape.default, shape, place, arguments=(ops.Given(0), [-1, *shape[1:]]))
+    def reshaped(self, place: int, shape: Shape, free: int = 0) -> int:
+        """Return the number of a value in another shape, of which only the length `free` depends on the images."""
+        sizes = [*shape[:free], -1, *shape[free + 1 :]]
+        return self.call(torch.ops.aten.reshape.default, shape, place, arguments=(ops.Given(0), sizes))
 
     def moved(self, x: Value) -> tuple[int, Tensor] | None:
         """Return `Value.moved`; of images, they themselves."""
@@ -123,6 +125,18 @@ class Builder:
         every = self._every(place).movedim(1, -1)
         is_so = index.shape[-1] == every.shape[-1] and torch.equal(index.flatten(), every.flatten())
         return Value(place, self.stored[place]) if is_so else None
+
+    def image_from(self, x: Value) -> Value | None:
+        """Return `image_of`; of others with channels last, (N, …, C), append an image of them. None of rows."""
+        if (found := self.image_of(x)) is not None or len(x.shape) < 3:
+            return found
+        if x not in self._images:
+            count, *sides, channels = x.shape
+            shape = (count, 1, torch.Size(sides).numel(), channels) if len(sides) != 2 else x.shape
+            number = self.raw(x) if shape == x.shape else self.reshaped(self.raw(x), shape)
+            shape, arguments = (count, channels, *shape[1:3]), (ops.Given(0), [0, 3, 1, 2])
+            self._images[x] = self.call(torch.ops.aten.permute.default, shape, number, arguments=arguments)
+        return Value(self._images[x], self.stored[self._images[x]])
 
     def pixels(self, place: int, shape: Shape) -> Value:
         """Append functions that give an image's pixels, channels last; operations go on behind the image itself."""

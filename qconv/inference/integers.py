@@ -267,10 +267,13 @@ def scale_map(
     return scale.repeat_interleave(outputs, 1)
 
 
-def lower_layer(build: Builder, layer: Any, how: Arithmetic, x: Value, name: str) -> Value:
-    """Append the operations of a layer that computes on integers, or is a convolution of floats; return its output."""
+def lower_layer(build: Builder, layer: Any, how: Arithmetic, x: Value, name: str, free: int) -> Value:
+    """Append the operations of a layer that computes on integers, or is a convolution of floats; return its output.
+
+    `free` is the dimension of `x` that depends on the number of images.
+    """
     lowered = _Layer(build, layer, how)
-    output = lowered.lower(x)
+    output = lowered.lower(x, free)
     build.program.layers.append(ops.LayerCall(name, lowered.input, lowered.codes, lowered.is_last))
     return output
 
@@ -298,11 +301,11 @@ class _Layer:
         weight = how.weight.unsqueeze(2) if self.is_signal else how.weight
         self.how = how._replace(scale=how.scale.repeat_interleave(self.times**2), weight=weight)
 
-    def lower(self, x: Value) -> Value:
+    def lower(self, x: Value, free: int) -> Value:
         build, how = self.build, self.how
         self.sides = self.layer.sides_for(x.shape[-len(self.layer.kernel_size) :]) if self.is_conv else []
         shape, self.input = self._shape(x.shape), x.place
-        image = build.image_of(x) if isinstance(self.layer, QLinear) and how.kind != "shift" else None
+        image = build.image_from(x) if isinstance(self.layer, QLinear) and how.kind != "shift" and free == 0 else None
         if image is not None:
             self.input, self.is_last = image.place, True
         if self.is_conv and self.layer.pads_by_size:
@@ -325,7 +328,7 @@ class _Layer:
         if self.is_last:
             return build.pixels(output, shape)
         seen = Value(output, shape)
-        return seen if len(shape) == 2 or build.is_image(seen) else Value(build.reshaped(output, shape), shape)
+        return seen if len(shape) == 2 or build.is_image(seen) else Value(build.reshaped(output, shape, free), shape)
 
     def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the output."""

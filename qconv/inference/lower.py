@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -252,7 +252,9 @@ class _Lowering:
             args = torch.empty(0, dtype=_dtype(node.args[0])), *args[1:]
         is_constant = not any(isinstance(leaf, Value) for leaf in tree_leaves((args, kwargs), is_leaf=_is_value))
         if name == "recorded_layer":
-            return [*self.whole.values()][args[1]](args[0]) if is_constant else self._layer(args[0], args[1])
+            if is_constant:
+                return [*self.whole.values()][args[1]](args[0])
+            return self._layer(args[0], args[1], self._free(node) if len(args[0].shape) > 2 else 0)
         if is_constant:
             is_of_images = _ints((node.args, node.kwargs)) != _ints(self._with_more_images(node))
             if not is_of_images:
@@ -327,19 +329,35 @@ class _Lowering:
         if name not in self.table or any(_dtype(each) not in (torch.float32, None) for each in given):
             return None
         values = [leaf for leaf in tree_leaves((args, kwargs), is_leaf=_is_value) if isinstance(leaf, Value)]
-        if name not in (*_OF_PIXELS, *_LINEAR) or any(self.build.image_of(value) is None for value in values):
+        if not self._are_pixels(node, name, values):
             if name in _OF_PIXELS and any(map(self.build.is_signal, values)):
                 args, kwargs = tree_map(self._as_row, (args, kwargs), is_leaf=_is_value)
             if name == "native_layer_norm" and len(args[0].shape) != 2:  # not over channels
                 return None
             place = self.table[name](*args, **kwargs)
             return None if place is None else Value(place, shape)
-        if any(value.shape[:-1] != shape[:-1] for value in values):
-            return None
         if name in _OF_PIXELS:
             args, kwargs = tree_map(partial(self._as_images, channels=shape[-1]), (args, kwargs), is_leaf=_is_value)
         place = self.table[name](*args, **kwargs)
         return None if place is None else self.build.pixels(place, shape)
+
+    def _are_pixels(self, node: fx.Node, name: str, values: Sequence[Value]) -> bool:
+        """Whether a function of pixels takes channels last, of which an operation takes images."""
+        of_channels = name in ("native_layer_norm", *_LINEAR)
+        if name not in (*_OF_PIXELS, *_LINEAR) or not (of_channels or any(map(self.build.image_of, values))):
+            return False
+        if any(value.shape[:-1] != values[0].shape[:-1] for value in values) or self._free(node) != 0:
+            return False
+        return None not in map(self.build.image_from, values)
+
+    def _free(self, node: fx.Node) -> int | None:
+        """Return which dimension of a function's inputs depends on the number of images; None if several do."""
+        inputs, more = node.all_input_nodes, self.scope.of_more_images[1]
+        shapes = [each.meta["val"].shape for each in inputs if isinstance(self.env[each], Value)]
+        others = [more[each.name].meta["val"].shape for each in inputs if isinstance(self.env[each], Value)]
+        pairs = zip(shapes, others, strict=True)
+        found = {dim for few, many in pairs for dim in range(len(few)) if few[dim] != many[dim]}
+        return max(found, default=0) if len(found) < 2 else None
 
     def _as_row(self, argument: Any) -> Any:
         """Return a signal as an image of one row, and numbers of its channels as those of an image."""
@@ -350,7 +368,7 @@ class _Lowering:
     def _as_images(self, argument: Any, channels: int) -> Any:
         """Return pixels with channels last as an image, and numbers of channels as those of an image."""
         if isinstance(argument, Value):
-            return self.build.image_of(argument)
+            return self.build.image_from(argument)
         if not isinstance(argument, Tensor) or argument.numel() == 1:
             return argument
         is_of_channels = argument.shape[-1:] == (channels,) and argument.numel() == channels
@@ -394,7 +412,7 @@ class _Lowering:
         more = self.scope.of_more_images[1][node.name]
         return more.args, more.kwargs
 
-    def _layer(self, x: Value, place: int) -> Value:
+    def _layer(self, x: Value, place: int, free: int | None) -> Value:
         name, layer = list(self.whole.items())[place]
         self.build.origin = name
         if not isinstance(layer, QuantizedLayer):
@@ -405,7 +423,9 @@ class _Lowering:
             self.chosen[layer] = arithmetic(layer)
         how = self.chosen[layer]
         if len(how.weight):
-            return lower_layer(self.build, layer, how, x, name)
+            if free is None:
+                raise NotRecorded(f"'{name}': several lengths of its input depend on the number of images")
+            return lower_layer(self.build, layer, how, x, name, free)
         self.build.program.layers.append(ops.LayerCall(name, x.place, None))
         quantized = Quantized(layer)
         sample = torch.zeros(x.shape)
@@ -602,7 +622,7 @@ class _Lowering:
     def _linear(self, x: Any, weight: Any, bias: Any = None) -> int | None:
         if not isinstance(x, Value) or not isinstance(weight, Tensor):
             return None
-        if (image := self.build.image_of(x)) is not None:
+        if (image := self.build.image_from(x)) is not None:
             return self.build.floats(image.place, weight[..., None, None], bias, Window(), 1)
         if len(x.shape) != 2:
             return None
