@@ -2,6 +2,7 @@
 
 import importlib.util
 import random
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -336,6 +337,36 @@ def test_images_are_counted_behind_windows(tmp_path: Path) -> None:
     assert qconv.verify_export(model, path, x).agrees
     if importlib.util.find_spec("onnx") is not None:
         assert qconv.export_onnx(model, tmp_path / "windows.onnx", x).close == 4
+
+
+ROWS = torch.linspace(0.5, 2, 8).view(8, 1, 1)
+OF_PIXELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "norm of columns": lambda x: F.layer_norm(x.transpose(2, 3), (8,)).transpose(2, 3),
+    "norm of rolled pixels": lambda x: F.layer_norm(x.roll(1, 1), (8,)),
+    "norm of columns of images": lambda x: F.layer_norm(x.movedim(-1, 1), (8,)).movedim(1, -1),
+    "less rows": lambda x: x - ROWS,
+    "clamped by rows": lambda x: x.clamp(min=ROWS, max=1.5 * ROWS),
+    "rounded": lambda x: torch.div(x, 0.3, rounding_mode="floor"),
+}
+
+
+class OfPixels(Base):
+    """A function of pixels with channels last."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = OF_PIXELS[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.function(self.block(x).movedim(1, -1)).movedim(-1, 1))
+
+
+@pytest.mark.parametrize("name", OF_PIXELS)
+def test_channels_last_are_no_rows_or_columns(name: str) -> None:
+    model = trained(OfPixels(name), LSQ, x := torch.randn(4, 8, 8, 8))
+    frozen = freeze(model, example=x)
+    assert not frozen.untraced
+    torch.testing.assert_close(frozen(x[:1]), model(x[:1]), rtol=1e-4, atol=1e-5)
 
 
 def test_results_that_a_network_keeps_do_not_matter() -> None:

@@ -3,7 +3,7 @@
 import copy
 import operator
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,9 +25,9 @@ _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_cop
 _MOVES = ("_unsafe_view", "channel_shuffle", "clone", "flip", "index", "index_select", "reshape", "roll")  # and views
 _OF_PIXELS = (  # what they do to a number depends on its channel, and on those of its pixel
     *("add", "add_", "sub", "mul", "div", "neg", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", "hardsigmoid"),
-    *("hardswish", "leaky_relu", "sigmoid", "silu", "gelu", "native_layer_norm"),
+    *("hardswish", "leaky_relu", "sigmoid", "silu", "gelu"),
 )
-_LINEAR = "addmm", "mm", "linear"
+_ALONG_LAST = "addmm", "mm", "linear", "native_layer_norm"  # which find the pixels themselves
 _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
 _OF_MEMORY = ("as_strided", "view_as_complex", "view.dtype")  # what they return, or whether they do, depends on strides
 Lowered = Callable[..., int | None]
@@ -313,25 +313,26 @@ class _Lowering:
         given = [*node.all_input_nodes, node]
         if name not in self.table or any(_dtype(each) not in (torch.float32, None) for each in given):
             return None
-        values = [leaf for leaf in tree_leaves((args, kwargs), is_leaf=_is_value) if isinstance(leaf, Value)]
-        if name not in (*_OF_PIXELS, *_LINEAR) or any(self.build.image_of(value) is None for value in values):
+        leaves = tree_leaves((args, kwargs), is_leaf=_is_value)
+        values = [leaf for leaf in leaves if isinstance(leaf, Value)]
+        if name not in (*_OF_PIXELS, *_ALONG_LAST) or any(self.build.image_of(value) is None for value in values):
             place = self.table[name](*args, **kwargs)
             return None if place is None else Value(place, shape)
         if any(value.shape[:-1] != shape[:-1] for value in values):
             return None
         if name in _OF_PIXELS:
-            args, kwargs = tree_map(partial(self._as_images, channels=shape[-1]), (args, kwargs), is_leaf=_is_value)
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel() != 1]
+            if any(each.shape[-1] != each.numel() or each.numel() != shape[-1] for each in tensors):
+                return None
+            args, kwargs = tree_map(self._as_image, (args, kwargs), is_leaf=_is_value)
         place = self.table[name](*args, **kwargs)
         return None if place is None else self.build.pixels(place, shape)
 
-    def _as_images(self, argument: Any, channels: int) -> Any:
+    def _as_image(self, argument: Any) -> Any:
         """Return pixels with channels last as an image, and numbers of channels as those of an image."""
         if isinstance(argument, Value):
             return self.build.image_of(argument)
-        if not isinstance(argument, Tensor) or argument.numel() == 1:
-            return argument
-        is_of_channels = argument.shape[-1:] == (channels,) and argument.numel() == channels
-        return argument.view(channels, 1, 1) if is_of_channels else None
+        return argument.view(-1, 1, 1) if isinstance(argument, Tensor) else argument
 
     def _function(self, node: fx.Node, args: Any, kwargs: Any, shape: Shape, result: int | None = None) -> Value:
         """Add torch's own function, on values in the shapes that the network sees."""
@@ -427,8 +428,8 @@ class _Lowering:
             return None
         return self.build.add(ops.Multiply, a.place, b.place, is_gate=is_gate)
 
-    def _quotient(self, a: Any, b: Any) -> int | None:
-        if isinstance(a, Value) and not isinstance(b, Value):
+    def _quotient(self, a: Any, b: Any, *, rounding_mode: str | None = None) -> int | None:
+        if isinstance(a, Value) and not isinstance(b, Value) and rounding_mode is None:
             return self._product(a, 1 / b if isinstance(b, Tensor) else 1 / float(b) if b else None)
         return None
 
@@ -478,10 +479,11 @@ class _Lowering:
 
     def _layer_norm(self, x: Value, shape: Any, weight: Any, bias: Any, eps: float) -> int | None:
         """Over channels: of images that are seen with channels last, or of rows."""
+        image = self.build.image_of(x) or (x if len(x.shape) == 2 and self.build.is_image(x) else None)
         is_constant = not any(isinstance(each, Value) for each in (weight, bias))
-        if not is_constant or list(shape) != [x.shape[1]] or not self.build.is_image(x):
+        if image is None or not is_constant or list(shape) != [image.shape[1]]:
             return None
-        place = self.build.add(ops.LayerNorm, x.place, eps=eps)
+        place = self.build.add(ops.LayerNorm, image.place, eps=eps)
         scale, shift = 1.0 if weight is None else weight, 0.0 if bias is None else bias
         return place if weight is bias is None else self.build.affine(place, scale, shift)
 
