@@ -414,6 +414,32 @@ def test_numbers_of_the_input_are_not_written_down() -> None:
     assert build(model, x).untraced == "its forward reads numbers of its input, as in an if or by item()"
 
 
+OF_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda x: x * len(x),
+    "mean": lambda x: x - x.sum(0, keepdim=True) / len(x),
+    "float": lambda x: x + 1 / len(x),
+    "tensor": lambda x: x * torch.tensor(1.0 * len(x)),
+    "item": lambda x: x * torch.tensor([1.0 * len(x)]).sum().item(),
+}
+
+
+class OfImages(Base):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = OF_IMAGES[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.tail(self.block(x)))
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_numbers_of_images_are_not_written_down(name: str) -> None:
+    model = trained(OfImages(name), LSQ, x := torch.randn(4, 8, 6, 6))
+    frozen = freeze(model, example=x[:2])
+    for input in (x[:1], x[:3], x):
+        torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("is_python", [False, True])
 @pytest.mark.parametrize("place", ["block", "block.bn", "tail"])
 def test_hooks_are_a_part_of_the_forward(place: str, is_python: bool) -> None:

@@ -90,11 +90,13 @@ class _Scope:
     Attributes:
         prefix: the name of a layer.
         graph: the recording.
+        of_one_image: nodes of a recording with one image, by the names of those of `graph` that compute the same.
     """
 
     def __init__(self, network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module], prefix: str = "") -> None:
         self.network, self.sample, self.whole, self.prefix = network, sample, whole, prefix
         self.graph = self._recorded(_IMAGES[0])
+        self.of_one_image: dict[str, fx.Node] = {}
 
     def _recorded(self, images: int) -> fx.GraphModule:
         sample = self.sample[:1].repeat(images, *[1] * (self.sample.ndim - 1))
@@ -102,11 +104,14 @@ class _Scope:
 
     def check_one_image(self) -> None:
         """Raise `NotRecorded` if one image alone takes another way; torch may view it where it copies several."""
-        one, several = (
-            [each for each in self._targets(graph) if _computes(each)] for graph in (self._recorded(1), self.graph)
-        )
-        if one != several:
+        alone = self._recorded(1)
+        one, several = ([each for each in of.graph.nodes if _computes(each.target)] for of in (alone, self.graph))
+        if [each.target for each in one] != [each.target for each in several]:
             raise NotRecorded("it does something else for one image than for several")
+        self.of_one_image = {b.name: a for a, b in zip(one, several, strict=True)}
+        is_same = all(_numbers(a, float) == _numbers(b, float) for a, b in zip(one, several, strict=True))
+        if not is_same or not all(map(_is_same, _held(alone), _held(self.graph))):
+            raise NotRecorded("it computes with the number of images")
 
     @staticmethod
     def _targets(graph: fx.GraphModule) -> list[Any]:
@@ -241,7 +246,7 @@ class _Lowering:
         if name == "recorded_layer":
             return [*self.whole.values()][args[1]](args[0]) if is_constant else self._layer(args[0], args[1])
         if is_constant:
-            is_of_images = _ints((node.args, node.kwargs)) != _ints(self._with_more_images(node))
+            is_of_images = _numbers(node, int) != _numbers(self._more(node), int)
             if not is_of_images:
                 return target(*args, **kwargs)
             return self._function(node, args, kwargs, tuple(node.meta["val"].shape))
@@ -313,6 +318,8 @@ class _Lowering:
         given = [*node.all_input_nodes, node]
         if name not in self.table or any(_dtype(each) not in (torch.float32, None) for each in given):
             return None
+        if _numbers(node, int) != _numbers(self.scope.of_one_image.get(node.name, node), int):  # a number of images
+            return None
         leaves = tree_leaves((args, kwargs), is_leaf=_is_value)
         values = [leaf for leaf in leaves if isinstance(leaf, Value)]
         if name not in (*_OF_PIXELS, *_ALONG_LAST) or any(self.build.image_of(value) is None for value in values):
@@ -353,7 +360,8 @@ class _Lowering:
             of_images.append(_of_images(argument, other))
             return of_images[-1]
 
-        arguments, named = _plain(tree_map(given, (args, kwargs), self._with_more_images(node), is_leaf=_is_value))
+        more = self._more(node)
+        arguments, named = _plain(tree_map(given, (args, kwargs), (more.args, more.kwargs), is_leaf=_is_value))
         if name in _SHAPES[:3] and len(of_images) == 1 and -1 not in arguments[1]:  # whatever the number of images
             arguments = [ops.Given(0), [-1 if isinstance(size, ops.Images) else size for size in arguments[1]]]
             of_images.clear()
@@ -365,12 +373,9 @@ class _Lowering:
         place = self.build.call(function, shape, *inputs, arguments=tuple(arguments), named=named, result=result)  # pyright: ignore
         return Value(place, shape)
 
-    def _with_more_images(self, node: fx.Node) -> tuple[Any, Any]:
-        """Return the arguments of a node for more images."""
-        if not _ints((node.args, node.kwargs)):
-            return node.args, node.kwargs
-        more = self.scope.of_more_images[1][node.name]
-        return more.args, more.kwargs
+    def _more(self, node: fx.Node) -> fx.Node:
+        """Return the node of a recording with more images; itself if it has no whole numbers."""
+        return self.scope.of_more_images[1][node.name] if _numbers(node, int) else node
 
     def _layer(self, x: Value, place: int) -> Value:
         name, layer = list(self.whole.items())[place]
@@ -710,8 +715,16 @@ def _behind_images(argument: Any) -> Any:
     return ops.Given(argument.place + 1) if isinstance(argument, ops.Given) else argument
 
 
-def _ints(arguments: Any) -> list[int]:
-    return [leaf for leaf in tree_leaves(arguments) if type(leaf) is int]
+def _numbers(node: fx.Node, kind: type) -> list[Any]:
+    return [leaf for leaf in tree_leaves((node.args, node.kwargs)) if type(leaf) is kind]
+
+
+def _held(graph: fx.GraphModule) -> list[Any]:
+    return [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]  # pyright: ignore
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or not isinstance(a, Tensor) or torch.equal(a, b)
 
 
 def _of_images(number: int, other: Any) -> ops.Images:
