@@ -52,6 +52,9 @@ def record(network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module]) -
             layer.forward = _Whole(layer.forward, place)
             stack.callback(vars(layer).pop, "forward")
         stack.callback(_WHOLE.clear)
+        for parameter in network.parameters():  # else torch copies a linear layer's weight for each of several images
+            if parameter.is_floating_point() and not parameter.requires_grad:
+                stack.callback(parameter.requires_grad_(True).requires_grad_, False)
         drawn, versions = torch.get_rng_state(), _versions(network)
         try:
             network(torch.cat([sample, sample[:1]]))  # a grid that it keeps for the last shape is made again behind it
