@@ -346,6 +346,7 @@ OF_PIXELS: dict[str, Callable[[Tensor], Tensor]] = {
     "norm of columns of images": lambda x: F.layer_norm(x.movedim(-1, 1), (8,)).movedim(1, -1),
     "less rows": lambda x: x - ROWS,
     "clamped by rows": lambda x: x.clamp(min=ROWS, max=1.5 * ROWS),
+    "smaller": lambda x: F.interpolate(x.movedim(-1, 1), (4, 1), mode="bilinear", antialias=True).movedim(1, -1),
     "rounded": lambda x: torch.div(x, 0.3, rounding_mode="floor"),
 }
 
@@ -387,7 +388,7 @@ class KeepsGrid(Base):
     def forward(self, x: Tensor) -> Tensor:
         x = self.tail(self.block(x))
         if self.shape != x.shape:
-            first, second = (int(stride) for stride in self.strides.sqrt().square())
+            first, second = (int(stride) for stride in self.strides.sqrt().square() * torch.arange(2)[1])
             self.shape, self.grid = x.shape, torch.full(x.shape, first) + x.new_full(x.shape[2:], second)
         return x * self.grid
 
@@ -420,6 +421,7 @@ OF_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "float": lambda x: x + 1 / len(x),
     "tensor": lambda x: x * torch.tensor(1.0 * len(x)),
     "item": lambda x: x * torch.tensor([1.0 * len(x)]).sum().item(),
+    "behind two channels": lambda x: x[:, :2].transpose(0, 1).cos().view(2, len(x), -1).transpose(0, 1),
 }
 
 

@@ -29,7 +29,9 @@ _OF_PIXELS = (  # what they do to a number depends on its channel, and on those 
 )
 _ALONG_LAST = "addmm", "mm", "linear", "native_layer_norm"  # which find the pixels themselves
 _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
-_OF_MEMORY = ("as_strided", "view_as_complex", "view.dtype")  # what they return, or whether they do, depends on strides
+_OF_MEMORY = (  # what they return, or whether they do, depends on strides
+    *("as_strided", "view_as_complex", "view.dtype", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
 Lowered = Callable[..., int | None]
 
 
@@ -344,7 +346,7 @@ class _Lowering:
     def _function(self, node: fx.Node, args: Any, kwargs: Any, shape: Shape, result: int | None = None) -> Value:
         """Add torch's own function, on values in the shapes that the network sees."""
         name, inputs = _name(node.target), list[int]()
-        of_images: list[ops.Images] = []
+        of_images, counts = list[ops.Images](), list[bool]()  # whether an input's first length is that of the images
         if name == "as_strided" and not node.all_input_nodes[0].meta["val"].is_contiguous():
             raise NotRecorded(f"'{self.build.origin}': it reads the memory of a tensor that is not contiguous")
 
@@ -354,6 +356,7 @@ class _Lowering:
                 if name in _OF_MEMORY:  # parts in C give channels last
                     place = self.build.call(torch.ops.aten.contiguous.default, argument.shape, place)
                 inputs.append(place)
+                counts.append(other.meta["val"].shape[:1] == _IMAGES[1:])
                 return ops.Given(len(inputs) - 1)
             if type(argument) is not int or argument == other:
                 return argument
@@ -365,8 +368,7 @@ class _Lowering:
         if name in _SHAPES[:3] and len(of_images) == 1 and -1 not in arguments[1]:  # whatever the number of images
             arguments = [ops.Given(0), [-1 if isinstance(size, ops.Images) else size for size in arguments[1]]]
             of_images.clear()
-        inputs = inputs or [0]  # which counts the images
-        if of_images and self.build.stored[inputs[0]][0] != _IMAGES[0]:  # as of windows: several for each image
+        if not inputs or (of_images and not counts[0]):  # as of windows: several for each image
             inputs = [0, *inputs]
             arguments, named = _behind_images((arguments, named))
         function = torch.ops.aten.reshape.default if name in _SHAPES[:3] else node.target  # of any strides
