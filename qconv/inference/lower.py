@@ -23,7 +23,7 @@ from .record import RECORDING, NotRecorded, record
 _IMAGES = 2, 3  # numbers of images for which a network is recorded
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_copy", "_to_copy", "as_strided_", "expand")
 _MOVES = ("_unsafe_view", "channel_shuffle", "clone", "flip", "index", "index_select", "reshape", "roll")  # and views
-_OF_PIXELS = (  # what they do to a number depends on its channel, and on those of its pixel
+_OF_PIXELS = (  # what they do to a number depends on its channel alone
     *("add", "add_", "sub", "mul", "div", "neg", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", "hardsigmoid"),
     *("hardswish", "leaky_relu", "sigmoid", "silu", "gelu"),
 )
