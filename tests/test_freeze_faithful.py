@@ -2,6 +2,7 @@
 
 import importlib.util
 import random
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -338,6 +339,37 @@ def test_images_are_counted_behind_windows(tmp_path: Path) -> None:
         assert qconv.export_onnx(model, tmp_path / "windows.onnx", x).close == 4
 
 
+ROWS = torch.linspace(0.5, 2, 8).view(8, 1, 1)
+OF_PIXELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "norm of columns": lambda x: F.layer_norm(x.transpose(2, 3), (8,)).transpose(2, 3),
+    "norm of rolled pixels": lambda x: F.layer_norm(x.roll(1, 1), (8,)),
+    "norm of columns of images": lambda x: F.layer_norm(x.movedim(-1, 1), (8,)).movedim(1, -1),
+    "less rows": lambda x: x - ROWS,
+    "clamped by rows": lambda x: x.clamp(min=ROWS, max=1.5 * ROWS),
+    "smaller": lambda x: F.interpolate(x.movedim(-1, 1), (4, 1), mode="bilinear", antialias=True).movedim(1, -1),
+    "rounded": lambda x: torch.div(x, 0.3, rounding_mode="floor"),
+}
+
+
+class OfPixels(Base):
+    """A function of pixels with channels last."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = OF_PIXELS[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.function(self.block(x).movedim(1, -1)).movedim(-1, 1))
+
+
+@pytest.mark.parametrize("name", OF_PIXELS)
+def test_channels_last_are_no_rows_or_columns(name: str) -> None:
+    model = trained(OfPixels(name), LSQ, x := torch.randn(4, 8, 8, 8))
+    frozen = freeze(model, example=x)
+    assert not frozen.untraced
+    torch.testing.assert_close(frozen(x[:1]), model(x[:1]), rtol=1e-4, atol=1e-5)
+
+
 def test_results_that_a_network_keeps_do_not_matter() -> None:
     model = trained(Keeping(), LSQ, x := torch.randn(2, 8, 6, 6))
     output = model(x)
@@ -356,7 +388,7 @@ class KeepsGrid(Base):
     def forward(self, x: Tensor) -> Tensor:
         x = self.tail(self.block(x))
         if self.shape != x.shape:
-            first, second = (int(stride) for stride in self.strides.sqrt().square())
+            first, second = (int(stride) for stride in self.strides.sqrt().square() * torch.arange(2)[1])
             self.shape, self.grid = x.shape, torch.full(x.shape, first) + x.new_full(x.shape[2:], second)
         return x * self.grid
 
@@ -381,6 +413,33 @@ class ReadsInput(Base):
 def test_numbers_of_the_input_are_not_written_down() -> None:
     model = trained(ReadsInput(), LSQ, x := torch.randn(2, 8, 6, 6))
     assert build(model, x).untraced == "its forward reads numbers of its input, as in an if or by item()"
+
+
+OF_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda x: x * len(x),
+    "mean": lambda x: x - x.sum(0, keepdim=True) / len(x),
+    "float": lambda x: x + 1 / len(x),
+    "tensor": lambda x: x * torch.tensor(1.0 * len(x)),
+    "item": lambda x: x * torch.tensor([1.0 * len(x)]).sum().item(),
+    "behind two channels": lambda x: x[:, :2].transpose(0, 1).cos().view(2, len(x), -1).transpose(0, 1),
+}
+
+
+class OfImages(Base):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = OF_IMAGES[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.tail(self.block(x)))
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_numbers_of_images_are_not_written_down(name: str) -> None:
+    model = trained(OfImages(name), LSQ, x := torch.randn(4, 8, 6, 6))
+    frozen = freeze(model, example=x[:2])
+    for input in (x[:1], x[:3], x):
+        torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("is_python", [False, True])

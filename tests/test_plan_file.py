@@ -108,6 +108,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "curve": (changed(STEM, curve=5), r"curve \(=5\) must be in 0 to 4"),
     "channel": (changed(MEAN, kind=8, weight=0), r"op 6: a channel of the input \(=-?\d+\) must be in 0 to 32"),
     "block": (changed(MEAN, kind=10, sh=2, sw=2), r"op 6: cout \(=\d+\) must be the input's \(=\d+\) by the pixels"),
+    "stride of pixels": (changed(MEAN, kind=12, sw=2, weight=0), r"op 6: stride \(=2\) must be in 1 to 1"),
     "times": (changed(MEAN, kind=9, sh=0), r"op 6: times \(=0\) must be in 1 to"),
     "bits of an input": (changed(0, out_bits=2), "op 0: an input has out_f32 alone"),
     "type of an output": (changed(AVERAGE + 1, input=BITS), r"op 8: in \(=2\) is of type 2, not 0"),

@@ -593,9 +593,11 @@ def test_tokens(is_first: bool, scheme: Scheme) -> None:
         torch.testing.assert_close(frozen(x[:count]), model(x[:count]), rtol=0, atol=1e-5)
 
 
-def test_linear_layers_of_pixels_that_stay_float() -> None:
-    x = torch.randn(3, 3, 16, 12)
-    model = trained(Pixels(), schemes.lsq(4, 4), x, skip=["wide", "mixed"])
+@pytest.mark.parametrize("norm", [nn.LayerNorm(16), nn.Identity()])  # behind which pixels lie otherwise in memory
+def test_linear_layers_of_pixels_that_stay_float(norm: nn.Module) -> None:
+    network, x = Pixels(), torch.randn(3, 3, 16, 12)
+    network.add_module("norm", norm)
+    model = trained(network, schemes.lsq(4, 4), x, skip=["wide", "mixed"])
     frozen = check_plan(model, x)
     for images in (x[:1], torch.randn(2, 3, 10, 22)):
         torch.testing.assert_close(frozen(images), model(images), rtol=0, atol=1e-5)

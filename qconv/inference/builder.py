@@ -119,6 +119,8 @@ class Builder:
 
     def image_of(self, x: Value) -> Value | None:
         """Return the image whose pixels a value is, one after another, with channels last; None of another value."""
+        if (known := self._images.get(x)) is not None:
+            return Value(known, self.stored[known])
         if x.moved is None:
             return None
         place, index = x.moved
@@ -130,13 +132,12 @@ class Builder:
         """Return `image_of`; of others with channels last, (N, …, C), append an image of them. None of rows."""
         if (found := self.image_of(x)) is not None or len(x.shape) < 3:
             return found
-        if x not in self._images:
-            count, *sides, channels = x.shape
-            shape = (count, 1, torch.Size(sides).numel(), channels) if len(sides) != 2 else x.shape
-            number = self.raw(x) if shape == x.shape else self.reshaped(self.raw(x), shape)
-            shape, arguments = (count, channels, *shape[1:3]), (ops.Given(0), [0, 3, 1, 2])
-            self._images[x] = self.call(torch.ops.aten.permute.default, shape, number, arguments=arguments)
-        return Value(self._images[x], self.stored[self._images[x]])
+        count, *sides, channels = x.shape
+        shape = (count, 1, torch.Size(sides).numel(), channels) if len(sides) != 2 else x.shape
+        number = self.raw(x) if shape == x.shape else self.reshaped(self.raw(x), shape)
+        shape, arguments = (count, channels, *shape[1:3]), (ops.Given(0), [0, 3, 1, 2])
+        self._images[x] = self.call(torch.ops.aten.permute.default, shape, number, arguments=arguments)
+        return self.image_of(x)
 
     def pixels(self, place: int, shape: Shape) -> Value:
         """Append functions that give an image's pixels, channels last; operations go on behind the image itself."""

@@ -34,8 +34,9 @@ def freeze(
     The model takes one tensor; all other arguments of its forward keep their defaults. Its forward, with its hooks,
     runs in Python a few times, on a sample (of `example`, or random, or the first input), and again for other sizes of
     images: what it decides by Python, it decides then; what it keeps between calls, in attributes or tensors, is not
-    kept. A forward that reads numbers of its input, draws random numbers or treats one image in another way can't be
-    recorded; it stays Python, and its layers are frozen one by one (`FrozenModel.untraced` says why).
+    kept. A forward that reads numbers of its input, draws random numbers, computes with a fraction of the number of
+    images or treats one image in another way can't be recorded; it stays Python, and its layers are frozen one by one
+    (`FrozenModel.untraced` says why).
 
     Integers have no NaN: a sample with NaN or inf gives an output of NaN. (An ONNX file does not.) A NaN that arises
     inside, as in 0 / 0 between two layers, becomes a code.

@@ -4,7 +4,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,13 +24,15 @@ from .record import RECORDING, NotRecorded, record
 _IMAGES = 2, 3  # numbers of images for which a network is recorded
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_copy", "_to_copy", "as_strided_", "expand")
 _MOVES = ("_unsafe_view", "channel_shuffle", "clone", "flip", "index", "index_select", "reshape", "roll")  # and views
-_OF_PIXELS = (  # what they do to a number depends on its channel, and on those of its pixel
+_OF_PIXELS = (  # what they do to a number depends on its channel alone
     *("add", "add_", "sub", "mul", "div", "neg", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", "hardsigmoid"),
-    *("hardswish", "leaky_relu", "sigmoid", "silu", "gelu", "native_layer_norm"),
+    *("hardswish", "leaky_relu", "sigmoid", "silu", "gelu"),
 )
-_LINEAR = "addmm", "mm", "linear"
+_ALONG_LAST = "addmm", "mm", "linear", "native_layer_norm"  # which find the pixels themselves
 _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
-_OF_MEMORY = ("as_strided", "view_as_complex", "view.dtype")  # what they return, or whether they do, depends on strides
+_OF_MEMORY = (  # what they return, or whether they do, depends on strides
+    *("as_strided", "view_as_complex", "view.dtype", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
 Lowered = Callable[..., int | None]
 
 
@@ -104,11 +106,13 @@ class _Scope:
     Attributes:
         prefix: the name of a layer.
         graph: the recording.
+        of_one_image: nodes of a recording with one image, by the names of those of `graph` that compute the same.
     """
 
     def __init__(self, network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module], prefix: str = "") -> None:
         self.network, self.sample, self.whole, self.prefix = network, sample, whole, prefix
         self.graph = self._recorded(_IMAGES[0])
+        self.of_one_image: dict[str, fx.Node] = {}
 
     def _recorded(self, images: int) -> fx.GraphModule:
         sample = self.sample[:1].repeat(images, *[1] * (self.sample.ndim - 1))
@@ -116,11 +120,14 @@ class _Scope:
 
     def check_one_image(self) -> None:
         """Raise `NotRecorded` if one image alone takes another way; torch may view it where it copies several."""
-        one, several = (
-            [each for each in self._targets(graph) if _computes(each)] for graph in (self._recorded(1), self.graph)
-        )
-        if one != several:
+        alone = self._recorded(1)
+        one, several = ([each for each in of.graph.nodes if _computes(each.target)] for of in (alone, self.graph))
+        if [each.target for each in one] != [each.target for each in several]:
             raise NotRecorded("it does something else for one image than for several")
+        self.of_one_image = {b.name: a for a, b in zip(one, several, strict=True)}
+        is_same = all(_numbers(a, float) == _numbers(b, float) for a, b in zip(one, several, strict=True))
+        if not is_same or not all(map(_is_same, _held(alone), _held(self.graph))):
+            raise NotRecorded("it computes with the number of images")
 
     @staticmethod
     def _targets(graph: fx.GraphModule) -> list[Any]:
@@ -256,7 +263,7 @@ class _Lowering:
                 return [*self.whole.values()][args[1]](args[0])
             return self._layer(args[0], args[1], self._free(node) if len(args[0].shape) > 2 else 0)
         if is_constant:
-            is_of_images = _ints((node.args, node.kwargs)) != _ints(self._with_more_images(node))
+            is_of_images = _numbers(node, int) != _numbers(self._more(node), int)
             if not is_of_images:
                 return target(*args, **kwargs)
             return self._function(node, args, kwargs, tuple(node.meta["val"].shape))
@@ -328,23 +335,27 @@ class _Lowering:
         given = [*node.all_input_nodes, node]
         if name not in self.table or any(_dtype(each) not in (torch.float32, None) for each in given):
             return None
-        values = [leaf for leaf in tree_leaves((args, kwargs), is_leaf=_is_value) if isinstance(leaf, Value)]
+        if _numbers(node, int) != _numbers(self.scope.of_one_image.get(node.name, node), int):  # a number of images
+            return None
+        leaves = tree_leaves((args, kwargs), is_leaf=_is_value)
+        values = [leaf for leaf in leaves if isinstance(leaf, Value)]
         if not self._are_pixels(node, name, values):
             if name in _OF_PIXELS and any(map(self.build.is_signal, values)):
                 args, kwargs = tree_map(self._as_row, (args, kwargs), is_leaf=_is_value)
-            if name == "native_layer_norm" and len(args[0].shape) != 2:  # not over channels
-                return None
             place = self.table[name](*args, **kwargs)
             return None if place is None else Value(place, shape)
         if name in _OF_PIXELS:
-            args, kwargs = tree_map(partial(self._as_images, channels=shape[-1]), (args, kwargs), is_leaf=_is_value)
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel() != 1]
+            if any(each.shape[-1] != each.numel() or each.numel() != shape[-1] for each in tensors):
+                return None
+            args, kwargs = tree_map(self._as_image, (args, kwargs), is_leaf=_is_value)
         place = self.table[name](*args, **kwargs)
         return None if place is None else self.build.pixels(place, shape)
 
     def _are_pixels(self, node: fx.Node, name: str, values: Sequence[Value]) -> bool:
         """Whether a function of pixels takes channels last, of which an operation takes images."""
-        of_channels = name in ("native_layer_norm", *_LINEAR)
-        if name not in (*_OF_PIXELS, *_LINEAR) or not (of_channels or any(map(self.build.image_of, values))):
+        is_known = name in _OF_PIXELS and any(map(self.build.image_of, values))
+        if not is_known and name not in _ALONG_LAST:
             return False
         if any(value.shape[:-1] != values[0].shape[:-1] for value in values) or self._free(node) != 0:
             return False
@@ -365,19 +376,16 @@ class _Lowering:
             return Value(argument.place, self.build.stored[argument.place])
         return argument.unsqueeze(-1) if isinstance(argument, Tensor) and argument.ndim > 1 else argument
 
-    def _as_images(self, argument: Any, channels: int) -> Any:
+    def _as_image(self, argument: Any) -> Any:
         """Return pixels with channels last as an image, and numbers of channels as those of an image."""
         if isinstance(argument, Value):
-            return self.build.image_from(argument)
-        if not isinstance(argument, Tensor) or argument.numel() == 1:
-            return argument
-        is_of_channels = argument.shape[-1:] == (channels,) and argument.numel() == channels
-        return argument.view(channels, 1, 1) if is_of_channels else None
+            return self.build.image_of(argument)
+        return argument.view(-1, 1, 1) if isinstance(argument, Tensor) else argument
 
     def _function(self, node: fx.Node, args: Any, kwargs: Any, shape: Shape, result: int | None = None) -> Value:
         """Add torch's own function, on values in the shapes that the network sees."""
         name, inputs = _name(node.target), list[int]()
-        of_images: list[ops.Images] = []
+        of_images, counts = list[ops.Images](), list[bool]()  # whether an input's first length is that of the images
         if name == "as_strided" and not node.all_input_nodes[0].meta["val"].is_contiguous():
             raise NotRecorded(f"'{self.build.origin}': it reads the memory of a tensor that is not contiguous")
 
@@ -387,30 +395,28 @@ class _Lowering:
                 if name in _OF_MEMORY:  # parts in C give channels last
                     place = self.build.call(torch.ops.aten.contiguous.default, argument.shape, place)
                 inputs.append(place)
+                counts.append(other.meta["val"].shape[:1] == _IMAGES[1:])
                 return ops.Given(len(inputs) - 1)
             if type(argument) is not int or argument == other:
                 return argument
             of_images.append(_of_images(argument, other))
             return of_images[-1]
 
-        arguments, named = _plain(tree_map(given, (args, kwargs), self._with_more_images(node), is_leaf=_is_value))
+        more = self._more(node)
+        arguments, named = _plain(tree_map(given, (args, kwargs), (more.args, more.kwargs), is_leaf=_is_value))
         if name in _SHAPES[:3] and len(of_images) == 1 and -1 not in arguments[1]:  # whatever the number of images
             arguments = [ops.Given(0), [-1 if isinstance(size, ops.Images) else size for size in arguments[1]]]
             of_images.clear()
-        inputs = inputs or [0]  # which counts the images
-        if of_images and self.build.stored[inputs[0]][0] != _IMAGES[0]:  # as of windows: several for each image
+        if not inputs or (of_images and not counts[0]):  # as of windows: several for each image
             inputs = [0, *inputs]
             arguments, named = _behind_images((arguments, named))
         function = torch.ops.aten.reshape.default if name in _SHAPES[:3] else node.target  # of any strides
         place = self.build.call(function, shape, *inputs, arguments=tuple(arguments), named=named, result=result)  # pyright: ignore
         return Value(place, shape)
 
-    def _with_more_images(self, node: fx.Node) -> tuple[Any, Any]:
-        """Return the arguments of a node for more images."""
-        if not _ints((node.args, node.kwargs)):
-            return node.args, node.kwargs
-        more = self.scope.of_more_images[1][node.name]
-        return more.args, more.kwargs
+    def _more(self, node: fx.Node) -> fx.Node:
+        """Return the node of a recording with more images; itself if it has no whole numbers."""
+        return self.scope.of_more_images[1][node.name] if _numbers(node, int) else node
 
     def _layer(self, x: Value, place: int, free: int | None) -> Value:
         name, layer = list(self.whole.items())[place]
@@ -470,8 +476,8 @@ class _Lowering:
             return None
         return self.build.add(ops.Multiply, a.place, b.place, is_gate=is_gate)
 
-    def _quotient(self, a: Any, b: Any) -> int | None:
-        if isinstance(a, Value) and not isinstance(b, Value):
+    def _quotient(self, a: Any, b: Any, *, rounding_mode: str | None = None) -> int | None:
+        if isinstance(a, Value) and not isinstance(b, Value) and rounding_mode is None:
             return self._product(a, 1 / b if isinstance(b, Tensor) else 1 / float(b) if b else None)
         return None
 
@@ -521,10 +527,11 @@ class _Lowering:
 
     def _layer_norm(self, x: Value, shape: Any, weight: Any, bias: Any, eps: float) -> int | None:
         """Over channels: of images that are seen with channels last, or of rows."""
+        image = self.build.image_of(x) or (x if len(x.shape) == 2 and self.build.is_image(x) else None)
         is_constant = not any(isinstance(each, Value) for each in (weight, bias))
-        if not is_constant or list(shape) != [x.shape[1]] or not self.build.is_image(x):
+        if image is None or not is_constant or list(shape) != [image.shape[1]]:
             return None
-        place = self.build.add(ops.LayerNorm, x.place, eps=eps)
+        place = self.build.add(ops.LayerNorm, image.place, eps=eps)
         scale, shift = 1.0 if weight is None else weight, 0.0 if bias is None else bias
         return place if weight is bias is None else self.build.affine(place, scale, shift)
 
@@ -622,7 +629,7 @@ class _Lowering:
     def _linear(self, x: Any, weight: Any, bias: Any = None) -> int | None:
         if not isinstance(x, Value) or not isinstance(weight, Tensor):
             return None
-        if (image := self.build.image_from(x)) is not None:
+        if (image := self.build.image_of(x)) is not None:
             return self.build.floats(image.place, weight[..., None, None], bias, Window(), 1)
         if len(x.shape) != 2:
             return None
@@ -752,8 +759,16 @@ def _behind_images(argument: Any) -> Any:
     return ops.Given(argument.place + 1) if isinstance(argument, ops.Given) else argument
 
 
-def _ints(arguments: Any) -> list[int]:
-    return [leaf for leaf in tree_leaves(arguments) if type(leaf) is int]
+def _numbers(node: fx.Node, kind: type) -> list[Any]:
+    return [leaf for leaf in tree_leaves((node.args, node.kwargs)) if type(leaf) is kind]
+
+
+def _held(graph: fx.GraphModule) -> list[Any]:
+    return [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]  # pyright: ignore
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or not isinstance(a, Tensor) or torch.equal(a, b)
 
 
 def _of_images(number: int, other: Any) -> ops.Images:

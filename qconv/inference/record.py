@@ -52,6 +52,9 @@ def record(network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module]) -
             layer.forward = _Whole(layer.forward, place)
             stack.callback(vars(layer).pop, "forward")
         stack.callback(_WHOLE.clear)
+        for parameter in network.parameters():  # else torch copies a linear layer's weight for each of several images
+            if parameter.is_floating_point() and not parameter.requires_grad:
+                stack.callback(parameter.requires_grad_(True).requires_grad_, False)
         drawn, versions = torch.get_rng_state(), _versions(network)
         try:
             network(torch.cat([sample, sample[:1]]))  # a grid that it keeps for the last shape is made again behind it
@@ -83,12 +86,12 @@ def _with_own_numbers(network: nn.Module) -> Callable[[Tensor], Any]:
 
 
 class _OwnNumbers(TorchDispatchMode):
-    """Keeps the result of functions of tensors that are no input: torch keeps that of single numbers alone."""
+    """Keeps the results of functions that get no input, for Python to read: torch keeps single numbers alone."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [_proxy(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         result = func(*args, **(kwargs or {}))
-        if given and all(proxy is None or proxy.constant is not None for proxy in given):
+        if all(proxy is None or proxy.constant is not None for proxy in given):
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor) and (proxy := _proxy(leaf)) is not None:
                     proxy.constant = _inner(leaf)

@@ -223,10 +223,12 @@ static int check_epilogue(const Check *check, const Op *op, Size size) {
 }
 
 /* ---- ops ---- */
+static int is_of_every_pixel(const Check *check, const Op *op) {
+    return within(check, "stride", op->sh, 1, 1) && within(check, "stride", op->sw, 1, 1);
+}
+
 static int check_select(const Check *check, const Op *op) {
-    if (!within(check, "stride", op->sh, 1, 1) || !within(check, "stride", op->sw, 1, 1) ||
-        !in_blob(check, "weight", op->weight, 4 * (int64_t)op->cout))
-        return 0;
+    if (!is_of_every_pixel(check, op) || !in_blob(check, "weight", op->weight, 4 * (int64_t)op->cout)) return 0;
     for (int32_t c = 0, from; c < op->cout; c++) {
         memcpy(&from, check->program->blob + op->weight + 4 * (int64_t)c, 4);
         if (!within(check, "a channel of the input", from, 0, check->program->values[op->in].channels - 1)) return 0;
@@ -279,8 +281,8 @@ static int check_op(Check *check, Op *op, const int64_t (*sizes)[2], Size *size)
     }
     if (op->kind == SELECT) return check_select(check, op) && check_epilogue(check, op, *size);
     if (op->kind == LAYER_NORM)
-        return within(check, "cout", op->cout, channels, channels) && floats_in_blob(check, "weight", op->weight, 1) &&
-               check_epilogue(check, op, *size);
+        return is_of_every_pixel(check, op) && within(check, "cout", op->cout, channels, channels) &&
+               floats_in_blob(check, "weight", op->weight, 1) && check_epilogue(check, op, *size);
     if (op->kind >= REPEAT)
         return check_repeated(check, op, in, size) && check_epilogue(check, op, *size);
     if (!check_window(check, op, in, size)) return 0;
