@@ -38,6 +38,8 @@ def run_programs(draw: random.Random) -> None:
             for _ in range(draw.randint(1, 3)):
                 place = draw.randrange(min(len(damaged), draw.choice([2000, 20000])))
                 damaged[place] = draw.choice([0, 1, 127, 128, 255, draw.randrange(256)])
+                word = damaged[place // 4 * 4 :][:4].view(torch.int32)
+                word[:] = draw.choice([0, 1, 2, 3, 16, -1, 1 << 24, word.item()])
             try:
                 Plan(damaged[: draw.choice([len(damaged), draw.randrange(len(damaged))])].clone(), size)(
                     images, threads=2
