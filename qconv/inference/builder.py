@@ -112,7 +112,9 @@ class Builder:
         return self.call(torch.ops.aten.reshape.default, shape, place, arguments=(ops.Given(0), sizes))
 
     def moved(self, x: Value) -> tuple[int, Tensor] | None:
-        """Return `Value.moved`; of images, they themselves."""
+        """Return `Value.moved`; of pixels, their image, of images, they themselves."""
+        if (place := self._images.get(x)) is not None:
+            return place, self._every(place).movedim(1, -1).reshape(x.shape)
         if x.moved is None and (self.is_image(x) or self.is_flattened(x)):
             return x.place, torch.arange(torch.Size(x.shape).numel(), dtype=torch.int32).view(x.shape)
         return x.moved
@@ -141,11 +143,12 @@ class Builder:
 
     def pixels(self, place: int, shape: Shape) -> Value:
         """Append functions that give an image's pixels, channels last; operations go on behind the image itself."""
-        every = self._every(place).movedim(1, -1)
-        arguments = ops.Given(0), [0, 2, 3, 1]
-        number = self.call(torch.ops.aten.permute.default, tuple(every.shape), place, arguments=arguments)
-        number = number if shape == every.shape else self.reshaped(number, shape)
-        return Value(number, shape, (place, every.reshape(shape)))
+        count, channels, height, width = self.stored[place]
+        pixels, arguments = (count, height, width, channels), (ops.Given(0), [0, 2, 3, 1])
+        number = self.call(torch.ops.aten.permute.default, pixels, place, arguments=arguments)
+        found = Value(number if shape == pixels else self.reshaped(number, shape), shape)
+        self._images[found] = place
+        return found
 
     def _every(self, place: int) -> Tensor:
         stored = self.stored[place]
