@@ -116,7 +116,7 @@ def test_every_scheme(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", mostly_nightly(["lsq_plus", "adabin", "dsq", "fp8", "xnor"], ("xnor",)))
-def test_float_layers_of_other_kinds(name: str) -> None:
+def test_layers_of_other_kinds(name: str) -> None:
     scheme = schemes.xnor(center=True) if name == "xnor" else {**INTEGER, **FLOAT}[name]
     torch.manual_seed(0)
     layers = (
@@ -130,7 +130,9 @@ def test_float_layers_of_other_kinds(name: str) -> None:
         qconv.calibrate(model, [input])
         frozen = build(model.eval(), input)
         (told,) = frozen.layers
-        assert told.arithmetic == "float" or isinstance(layer, qconv.QConv1d)  # an image of one row
+        of_signals = {"lsq_plus": "offset", "adabin": "offset", "xnor": "binary"}  # as QConv2d
+        is_signal = isinstance(layer, qconv.QConv1d)
+        assert told.arithmetic == (of_signals.get(name, "float") if is_signal else "float")
         torch.testing.assert_close(frozen(input), model(input), rtol=1e-5, atol=1e-6)  # in another memory format
         assert verify(model, frozen, input).equal
 

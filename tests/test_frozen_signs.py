@@ -77,7 +77,8 @@ def test_layers(scheme: qconv.Scheme, name: str) -> None:
     ],
     ids=str,
 )
-def test_signals(geometry: dict[str, Any]) -> None:
+def test_signals(geometry: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qconv.program.planned._MANY", 0)  # a small network would be a plan
     torch.manual_seed(0)
     input = torch.randn(3, 64, 23)
     layer = qconv.QConv1d(64, 96, **geometry, scheme=schemes.bwn())
@@ -87,6 +88,9 @@ def test_signals(geometry: dict[str, Any]) -> None:
     assert checked.equal, f"\n{checked}"
     for batch in (input, input[:1], input[:0]):
         torch.testing.assert_close(frozen(batch), model(batch), rtol=1e-4, atol=1e-4)
+    (made,) = found(frozen)
+    made.weight = made.weight ^ 1  # a planted error
+    assert not verify(model, frozen, input).equal
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ own, which FINN takes away with it; a clamp that no code of a quantizer depends 
 into thresholds; pooling says its pads.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,9 +150,10 @@ class _Writer:
             case ops.Shuffle():
                 self._add("DepthToSpace", given, name, blocksize=operation.times, mode="CRD")
             case ops.GELU():
-                root, half = (self._constant(f"{name}_{key}", torch.tensor(key)) for key in (0.7071067690849304, 0.5))
+                root = self._constant(f"{name}_root", torch.tensor(math.sqrt(0.5)))
+                half = self._constant(f"{name}_half", torch.tensor(0.5))
                 erf = self._add("Erf", [self._add("Mul", [*given, root], f"{name}_inner")], f"{name}_erf")
-                shifted = self._add("Add", [self._add("Mul", [erf, half], f"{name}_half"), half], f"{name}_gate")
+                shifted = self._add("Add", [self._add("Mul", [erf, half], f"{name}_scaled"), half], f"{name}_gate")
                 self._add("Mul", [*given, shifted], name)
             case ops.SiLU():
                 self._add("Mul", [*given, self._add("Sigmoid", given, f"{name}_sigmoid")], name)

@@ -17,7 +17,7 @@ from ..inference.verify import leaves
 from ..onnx import OnnxModel, export_onnx
 from ..onnx.runtime import PRECISE
 from ..packed.tensors import inner_model
-from ..program.operations import Program
+from ..program.operations import Program, as_images
 from ..program.plan import Plan
 from ..zoo import load
 
@@ -152,11 +152,6 @@ def check_images(images: Tensor) -> None:
         raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W), or (N, C, L) of signals")
     if not images.numel():
         raise ValueError(f"images (of shape {tuple(images.shape)}) must hold at least one sample")
-
-
-def as_images(images: Tensor) -> Tensor:
-    """Return signals as images of one row, which files take but those of ONNX and torch."""
-    return images.unsqueeze(2) if images.ndim == 3 else images
 
 
 def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:

@@ -19,7 +19,7 @@ from ..packed.layer import check_called, check_shippable
 from ..packed.tensors import check_values, inner_model
 from ..packed.weight import describe_weight
 from ..program.library import Library
-from ..program.operations import Program
+from ..program.operations import Program, as_images
 from ..program.plan import NotFused, program_bytes
 from ..program.planned import Planned
 from ..quantizers import Quantizer
@@ -186,12 +186,12 @@ class FrozenModel(nn.Module):
             planned = Planned(program, self._hides_nan)
         except NotFused as reason:
             return None, str(reason)
-        height, width = (1, *self._sample.shape[2:])[-2:]
+        height, width = as_images(self._sample).shape[2:]
         return planned, planned.is_slow((height, width)) or planned.functions
 
     def _images(self, input: Tensor) -> Tensor:
-        """Return signals (N, C, L) as images of one row, which a program takes."""
-        return input.unsqueeze(2) if self._program is not None and input.ndim == 3 else input
+        """Return what a program takes; the input itself, if the forward stays Python."""
+        return input if self._program is None else as_images(input)
 
     def _plan(self, input: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return what runs these images as a plan; None if they go through the network's modules."""
@@ -230,8 +230,7 @@ class FrozenModel(nn.Module):
 def _fits(program: Program, sample: Tensor, input: Tensor) -> bool:
     """Whether a program that was made for a sample takes such inputs."""
     kinds = [(each.ndim, each.dtype, each.shape[1:2]) for each in (sample, input)]
-    size = (1, *input.shape[2:]) if input.ndim == 3 else tuple(input.shape[2:])
-    return kinds[0] == kinds[1] and program.size in (None, size)
+    return kinds[0] == kinds[1] and program.size in (None, tuple(as_images(input).shape[2:]))
 
 
 def _in_parts(

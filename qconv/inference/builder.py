@@ -292,16 +292,17 @@ def blocks_of(weight: Tensor, stride: Any, padding: Any, dilation: Any, more: An
 
 def is_same(one: Operation, other: Operation) -> bool:
     """Whether two operations of a class compute the same from their inputs."""
-    return all(_equal(value, getattr(other, name)) for name, value in vars(one).items() if name != "origin")
+    return all(is_equal(value, getattr(other, name)) for name, value in vars(one).items() if name != "origin")
 
 
-def _equal(one: Any, other: Any) -> bool:
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two arguments of operations are the same: tensors, numbers, modules by their class, or lists of them."""
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(is_equal, one, other))
     return type(one) is type(other) if isinstance(one, nn.Module) else one == other
 
 

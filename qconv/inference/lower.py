@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward
 from ..program import operations as ops
-from ..program.operations import Program, Window
-from .builder import Builder, Shape, Value, blocks_of, is_same, pair
+from ..program.operations import Program, Window, as_images
+from .builder import Builder, Shape, Value, blocks_of, is_equal, is_same, pair
 from .defaults import of_shipping
 from .integers import Arithmetic, Quantized, arithmetic, lower_layer
 from .record import RECORDING, NotRecorded, record
@@ -51,7 +51,7 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
         NotRecorded: no program can stand for the network.
     """
     with RECORDING, _of_one_row(network, sample.ndim == 3):  # other threads would meet the hooks of a recording
-        sample = sample.unsqueeze(2) if sample.ndim == 3 else sample
+        sample = as_images(sample)
         lowering = _Lowering(network, sample, {})
         lowering.scope.check_one_image()
         program = lowering.run()
@@ -126,7 +126,7 @@ class _Scope:
             raise NotRecorded("it does something else for one image than for several")
         self.of_one_image = {b.name: a for a, b in zip(one, several, strict=True)}
         is_same = all(_numbers(a, float) == _numbers(b, float) for a, b in zip(one, several, strict=True))
-        if not is_same or not all(map(_is_same, _held(alone), _held(self.graph))):
+        if not is_same or not is_equal(_held(alone), _held(self.graph)):
             raise NotRecorded("it computes with the number of images")
 
     @staticmethod
@@ -295,9 +295,9 @@ class _Lowering:
         if x is not None and name in _SAME and x.shape == shape and node.meta["val"].dtype == _dtype(node.args[0]):
             return x
         if x is not None and name in _SHAPES and (self.build.is_image(x) or self.build.is_flattened(x)):
-            stored = self.build.stored[x.place]
-            if shape == stored or Value(x.place, shape) in _forms(x.place, stored):
-                return Value(x.place, shape)
+            seen = Value(x.place, shape)
+            if self.build.is_image(seen) or self.build.is_flattened(seen):
+                return seen
         image = self.build.image_of(x) if x is not None and name in _SHAPES else None
         if image is not None and shape[-1] == image.shape[1]:
             more = self.scope.of_more_images[1][node.name].meta["val"]
@@ -733,14 +733,6 @@ def _is_of_some_images(target: Any, args: Any, kwargs: Any) -> bool:
     return is_indexed or (of_first and not is_permuted)
 
 
-def _forms(place: int, stored: Shape) -> tuple[Value, ...]:
-    """Return the forms of whole images: as they are stored, as rows, as pixels, and as signals."""
-    row = stored[0], stored[1] * stored[2] * stored[3]
-    found = [Value(place, stored), Value(place, row)]
-    found += [Value(place, (*row, 1, 1))] if stored[2:] == (1, 1) else []
-    return (*found, Value(place, (*stored[:2], stored[3]))) if stored[2] == 1 else tuple(found)
-
-
 def _plain(argument: Any) -> Any:
     """Return an argument with lists in place of torch.fx's, which Dynamo does not take."""
     if isinstance(argument, list):
@@ -765,10 +757,6 @@ def _numbers(node: fx.Node, kind: type) -> list[Any]:
 
 def _held(graph: fx.GraphModule) -> list[Any]:
     return [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]  # pyright: ignore
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    return a is b or not isinstance(a, Tensor) or torch.equal(a, b)
 
 
 def _of_images(number: int, other: Any) -> ops.Images:

@@ -36,7 +36,7 @@ class Writer:
     def __init__(self, program: Program, form: Form, example: Tensor, round_outputs: bool) -> None:
         self.operations, self.form, self.graph, self.chains = program.operations, form, Graph(form), Chains(program)
         self.is_signal = example.ndim == 3  # of which the program takes images of one row
-        example = example.unsqueeze(2) if self.is_signal else example
+        example = ops.as_images(example)
         self.shapes = [tuple(value.shape) for value in computed(program, torch.cat([example[:1]] * 2))]
         self.rounded = roundings(program, example, self.chains, form.signed) if round_outputs else {}
         self.kind, self.ends = (torch.int8, (-128, 127)) if form.signed else (torch.uint8, (0, 255))

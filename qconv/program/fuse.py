@@ -36,7 +36,7 @@ from .operations import (
 )
 
 _SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum, Select, Repeat, Shuffle, LayerNorm
-_CURVES: dict[type[Operation], str] = {Sigmoid: "sigmoid", SiLU: "SiLU", GELU: "GELU"}
+CURVE_OF: dict[type[Operation], str] = {Sigmoid: "sigmoid", SiLU: "SiLU", GELU: "GELU"}
 _MOST_CODES = 2
 
 
@@ -197,8 +197,8 @@ class _Fusing:
             kernel.residual = self._factor(operation, kernel.value)
             if kernel.residual is None:
                 return False
-        elif type(operation) in _CURVES and kernel.stage < 3:
-            kernel.curve = _CURVES[type(operation)]
+        elif type(operation) in CURVE_OF and kernel.stage < 3:
+            kernel.curve = CURVE_OF[type(operation)]
         elif isinstance(operation, Clamp) and kernel.stage < 4:
             kernel.clamp = operation
         else:

@@ -504,6 +504,11 @@ def _polynomial(factors: Sequence[float], x: Tensor) -> Tensor:
     return reduce(lambda sums, factor: sums * x + factor, factors[1:], torch.full_like(x, factors[0]))
 
 
+def as_images(input: Tensor) -> Tensor:
+    """Return signals (N, C, L) as images of one row, which programs take; images as they are."""
+    return input.unsqueeze(2) if input.ndim == 3 else input
+
+
 def filled(argument: Any, values: Sequence[Tensor]) -> Any:
     """Return an argument of a `Function` of these values; torch's `tree_map` takes as long as a small convolution."""
     if isinstance(argument, Given):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..kernels.library import LIBRARY
 from ..kernels.native import kernels
 from .fuse import NotFused, missing
-from .operations import ConvFloats, Length, Operation, Program, Size
+from .operations import ConvFloats, Length, Operation, Program, Size, as_images
 from .parts import Part, split
 from .plan import Plan, program_bytes
 from .read import read_program
@@ -232,8 +232,8 @@ class Planned(nn.Module):
 
     def forward(self, input: Tensor) -> Any:
         """Return what the network does, of one tensor, for images or signals, float32, by an operator for tracing."""
-        input = input.unsqueeze(2) if input.ndim == 3 else input
-        return self.program.put_together([torch.ops.qconv.run_program(self.content, input, self.shape)])
+        output = torch.ops.qconv.run_program(self.content, as_images(input), self.shape)
+        return self.program.put_together([output])
 
     def run(self, input: Tensor) -> Any:
         """Return all outputs, without what an operator in Python costs."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import operations as ops
 from .edges import edges_of
+from .fuse import CURVE_OF
 from .operations import Program, Window
 from .plan import CURVES, EDGES, FIELDS, HEAD, KINDS, MAGIC, OP, OUTPUT, PRODUCT, VALUE, VERSION
 
@@ -79,7 +80,7 @@ class _Reader:
         return self.program.add(kind(inputs=inputs, channels=channels, **fields))
 
     def _curve(self, curve: str, channels: int, at: int) -> int:
-        if kind := {"sigmoid": ops.Sigmoid, "SiLU": ops.SiLU, "GELU": ops.GELU}.get(curve):
+        if kind := {name: kind for kind, name in CURVE_OF.items()}.get(curve):
             return self._add(kind, channels, at)
         one, nothing = torch.ones(channels), torch.zeros(channels)
         gate = self._add(ops.Affine, channels, at, scale=one, bias=nothing + 3)
