@@ -300,6 +300,32 @@ def test_every_operation_in_c(kinds: int, groups: int, isa: str) -> None:
         assert all(map(torch.equal, program.values(x, run_operation), program.values(x)))
 
 
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_sums_of_the_largest_codes(isa: str) -> None:
+    """Every weight of a filter has one sign: on AVX2 as many products are added in 16 bits as may fit there."""
+    for largest, kernel, channels in product((1, 15, 255), ((1, 1), (3, 2)), (6, 33, 260)):
+        program = Program(channels)
+        levels = torch.arange(largest + 1, dtype=torch.uint8)
+        codes = ops.Quantize(
+            inputs=(0,), channels=channels, edges=levels[1:] - 0.5, codes=levels, zero=min(largest, 2), step=1.0
+        )
+        place = program.add(codes)
+        window, signs = Window(kernel, padding=(1, 0, 0, 1)), torch.tensor([1, -1] * 10).view(-1, 1, 1, 1)
+        outputs = []
+        for size in (1, 2, 3, 7, 14, 63, 64, 126):
+            weight = (signs * torch.full((20, channels, *kernel), size)).to(torch.int8)
+            weight[:, 1::2] += signs.to(torch.int8)
+            weight[::3, ::5] = torch.randint(-size, size + 1, weight[::3, ::5].shape, dtype=torch.int8)
+            fields: dict[str, Any] = {"channels": 20, "window": window, "zero": codes.zero}
+            outputs.append(program.add(ops.ConvCodes(inputs=(place,), weight=weight, **fields)))
+        program.outputs, program.ranks = tuple(outputs), (4,) * len(outputs)
+        x = torch.full((2, channels, 3, 5), 1000.0)
+        x[1] = torch.rand(channels, 3, 5) * 300
+        wanted = program.values(x)
+        for place, found in zip(outputs, plan_of(program, (3, 5), isa)(x, threads=1), strict=True):
+            assert torch.equal(found, wanted[place])
+
+
 @pytest.mark.parametrize("name", mostly_nightly(NETWORKS, ("minmax88",)))
 def test_networks_in_c(name: str) -> None:
     model, x = network(name), torch.randn(5, 3, 17, 13)

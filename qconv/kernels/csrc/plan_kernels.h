@@ -15,7 +15,7 @@ typedef void (*Tile)(const Step *, const char *const *, const char *, const int3
 /* Whole sums after one more unit, from a pixel at x, for the vector v of the weights at w. */
 LANE I add_whole(const int kind, I sum, const char *x, const char *w, int v, const int NV) {
     /* A product of a lane's one code fits into 16 bits. */
-#if defined(HAS_CODES_SMALL)
+#if defined(HAS_NARROW)
     if (kind == SUM_CODES_DEEP) return i_dot_small(sum, i_of_bytes(x + LANES * v), i_load(w + 64 * v));
 #else
     if (kind == SUM_CODES_DEEP) return i_dot(sum, i_of_bytes(x + LANES * v), i_load(w + 64 * v));
@@ -26,9 +26,6 @@ LANE I add_whole(const int kind, I sum, const char *x, const char *w, int v, con
     case SUM_MASKED: return i_count_of(sum, unit, i_load(w + 64 * v), i_load(w + 64 * (NV + v)));
 #if defined(HAS_CODES_4)
     case SUM_CODES_4: return i_dot(sum, unit, v ? i_high(i_load(w)) : i_low(i_load(w)));
-#endif
-#if defined(HAS_CODES_SMALL)
-    case SUM_CODES_SMALL: return i_dot_small(sum, unit, i_load(w + 64 * v));
 #endif
 #if defined(HAS_DOT)
     case SUM_CODES_DOT: return i_dot_at_once(sum, unit, i_load(w + 64 * v));
@@ -113,8 +110,8 @@ TILES(BITS) TILES(MASKED) TILES(CODES) TILES(FLOATS) NARROW_TILES(CODES_DEEP) NA
 #if defined(HAS_CODES_4)
 TILES(CODES_4)
 #endif
-#if defined(HAS_CODES_SMALL)
-TILES(CODES_SMALL)
+#if defined(HAS_NARROW)
+#include "plan_narrow_avx2.h"
 #endif
 #if defined(HAS_DOT)
 TILES(CODES_DOT)
@@ -124,13 +121,11 @@ static const Tile tiles[SUMS][3][2] = {
 #if defined(HAS_CODES_4)
     TABLE(CODES_4),
 #endif
-#if defined(HAS_CODES_SMALL)
-    TABLE(CODES_SMALL),
-#endif
 #if defined(HAS_DOT)
     TABLE(CODES_DOT),
 #endif
-#if defined(HAS_NIBBLES)
+#if defined(HAS_NARROW)
+    TABLE(CODES_SMALL),
     [SUM_NIBBLES] = {{NIBBLES_4_2, NIBBLES_4_4}, {NIBBLES_2_2, NIBBLES_2_4}, {NIBBLES_1_2, NIBBLES_1_4}},
 #endif
 };

@@ -6,7 +6,6 @@
 #define HAS_FINISHES 1
 #define PIXELS 4 /* of the largest tile */
 #define VECTORS 1
-#define HAS_CODES_SMALL 1
 #define HAS_DOT 1
 
 typedef struct { __m256 a, b; } F;

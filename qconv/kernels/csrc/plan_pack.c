@@ -56,17 +56,17 @@ static Shape shape_of(const Plan *plan, const Step *s) {
 /* Whether blocks of nv vectors hold channels of one group alone. */
 static int is_apart(const Op *op, int fan_out, int nv) { return op->groups == 1 || fan_out % (nv * LANES) == 0; }
 
-/* Whether all weights are in -most to most - 1, and sums of them, times `times`, fit into 32 bits. */
-static int are_small(const Plan *plan, const Step *s, int64_t filter, int most, int times) {
+/* Whether all weights have 4 bits, and sums of them, times 16, fit into 32 bits. */
+static int have_4_bits(const Plan *plan, const Step *s, int64_t filter) {
     const int64_t count = (int64_t)s->op->kh * s->op->kw * s->cin;
     for (int64_t o = 0; o < s->op->cout; o++) {
         int64_t sum = 0;
         for (int64_t i = 0; i < count; i++) {
             const int w = filter_code(s->op, plan->program.blob + s->op->weight + o * filter, i);
-            if (w < -most || w >= most) return 0;
+            if (w < -8 || w >= 8) return 0;
             sum += abs(w);
         }
-        if (sum * times > INT32_MAX / 255) return 0;
+        if (sum * 16 > INT32_MAX / 255) return 0;
     }
     return 1;
 }
@@ -78,9 +78,8 @@ static int is_depthwise(const Step *s, const Shape *shape) {
 static int codes_kernel(const Plan *plan, const Step *s, const Shape *shape) {
     if (is_depthwise(s, shape)) return SUM_CODES_DEEP;
     if (plan->has_dot && plan->isa != AVX512) return SUM_CODES_DOT;
-    if (plan->isa == AVX2 && are_small(plan, s, shape->filter, 64, 1)) return SUM_CODES_SMALL;
     /* Weights of 4 bits, two to a byte, each times 16 in the sums. */
-    return s->nv == 2 && are_small(plan, s, shape->filter, 8, 16) ? SUM_CODES_4 : SUM_CODES;
+    return s->nv == 2 && have_4_bits(plan, s, shape->filter) ? SUM_CODES_4 : SUM_CODES;
 }
 
 static int bits_kernel(const Plan *plan, Step *s, const Shape *shape) {
@@ -248,6 +247,47 @@ static void pack_weight(Plan *plan, Step *s, const Shape *shape) {
     for (int o = 0; o < op->cout && s->spread != NULL; o++) s->spread[o] = o / shape->fan_out * s->cin * 4;
 }
 
+/* ---- sums of 16 bits ---- */
+/* The largest code of a value. */
+static int largest_code(const Plan *plan, int32_t value) {
+    int largest = 255;
+    for (int64_t i = 0; i < plan->program.head.ops; i++)
+        for (int k = 0; k < plan->program.ops[i].codes; k++)
+            if (plan->program.ops[i].out_code[k] == value)
+                largest = plan->program.ops[i].high[k] + plan->program.ops[i].out_zero[k];
+    return largest;
+}
+
+/* Whether sums of products with `units` units of codes, which are at most `code`, fit into 16 bits. Several rows are
+ * added at once if all their units are. */
+static int fit_16_bits(const Step *s, int64_t units, int code) {
+    const int8_t *w = (const int8_t *)s->weight;
+    int32_t sums[2][2 * LANES];
+    for (int64_t block = 0; block < s->blocks; block++)
+        for (int64_t u = 0; u < s->rows * (int64_t)s->run; u++, w += 4 * LANES) {
+            if ((units < s->run ? u % s->run : u) % units == 0) memset(sums, 0, sizeof sums);
+            int32_t fits = 1;
+            for (int k = 0; k < 2 * LANES; k++) {
+                const int32_t a = w[2 * k], b = w[2 * k + 1];
+                sums[0][k] += (a > 0 ? a : 0) + (b > 0 ? b : 0);
+                sums[1][k] -= (a < 0 ? a : 0) + (b < 0 ? b : 0);
+                fits &= sums[0][k] * code <= INT16_MAX && sums[1][k] * code <= INT16_MAX;
+            }
+            if (!fits) return 0;
+        }
+    return 1;
+}
+
+/* How many units are added in 16 bits on AVX2: of whole rows, or of a part of one; 0 where not even one fits. */
+static int64_t narrow_units(const Plan *plan, const Step *s) {
+    const int code = largest_code(plan, s->op->in);
+    for (int64_t rows = s->rows; rows > 0; rows /= 2)
+        if (fit_16_bits(s, rows * s->run, code)) return rows * s->run;
+    for (int64_t units = s->run / 2; units > 0; units /= 2)
+        if (fit_16_bits(s, units, code)) return units;
+    return 0;
+}
+
 /* ---- what sums start from ---- */
 /* The sums of zero times weight, taken away. */
 static void subtract_zero(Plan *plan, Step *s, const Shape *shape) {
@@ -381,6 +421,9 @@ static void pack_conv(Plan *plan, Step *s) {
     lay_out(plan, s, &shape);
     if (plan->failed) return;
     pack_weight(plan, s, &shape);
+    if (plan->failed) return;
+    if (plan->isa == AVX2 && s->sums == SUM_CODES) s->narrow = narrow_units(plan, s);
+    if (s->narrow > 0) s->sums = SUM_CODES_SMALL;
     if (op->kind == CONV_CODES) subtract_zero(plan, s, &shape);
     if (op->kind == CONV_BITS) start_bits(plan, s, &shape);
     s->in_at = pixels_of(plan, s, op->in, op->sh, op->sw, op->top, op->left);

@@ -9,7 +9,7 @@
 enum { LANES = 16, GROUP = 4, SLACK = 256, STRIP = 8 };
 
 /* How sums are made. MASKED: bits with a mask for each weight; NIBBLES: bits of AVX2, by a table for each 4 of them.
- * CODES_4: weights of 4 bits; CODES_SMALL: weights of at most 64 on AVX2; CODES_DOT: with dot products, which
+ * CODES_4: weights of 4 bits; CODES_SMALL: small weights on AVX2; CODES_DOT: with dot products, which
  * AVX2 has from AVX-VNNI, and NEON from ARMv8.2; CODES_DEEP: of depthwise filters, a channel in each lane.
  * SPREAD: floats of channels that lie anywhere, one for each lane; DEEP: the same where they follow each other. */
 enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_SMALL, SUM_CODES_DOT, SUM_CODES_DEEP };
@@ -34,6 +34,7 @@ typedef struct {
     int32_t parts;                           /* that threads may take of an image */
     int32_t by_channels;                     /* parts are blocks, else tiles of pixels */
     int64_t block_bytes;                     /* of weights */
+    int64_t narrow;                          /* CODES_SMALL: units that are added in 16 bits */
     int32_t *row_at, *block_at;              /* byte offsets of rows of taps, and of a block's first channel */
     int32_t *spread;                         /* byte offset of each channel's first input, where they lie anywhere */
     const int32_t *in_at, *res_at, *f32_at, *bits_at, *code_at[2]; /* byte offsets of the output's pixels in values */
