@@ -14,12 +14,7 @@ typedef void (*Tile)(const Step *, const char *const *, const char *, const int3
 
 /* Whole sums after one more unit, from a pixel at x, for the vector v of the weights at w. */
 LANE I add_whole(const int kind, I sum, const char *x, const char *w, int v, const int NV) {
-    /* A product of a lane's one code fits into 16 bits. */
-#if defined(HAS_NARROW)
-    if (kind == SUM_CODES_DEEP) return i_dot_small(sum, i_of_bytes(x + LANES * v), i_load(w + 64 * v));
-#else
-    if (kind == SUM_CODES_DEEP) return i_dot(sum, i_of_bytes(x + LANES * v), i_load(w + 64 * v));
-#endif
+    if (kind == SUM_CODES_DEEP) return i_product(sum, i_of_bytes(x + LANES * v), i_load(w + 64 * v));
     const I unit = i_all(*(const Unit *)x);
     switch (kind) {
     case SUM_BITS: return i_count(sum, unit, i_load(w + 64 * v));
@@ -203,81 +198,109 @@ LANE void encode(const Coder *coder, F x, int q, int left, const int is_whole) {
     for (int l = 0; !is_whole && l < left && l < LANES; l++) to[l] = some[l]; /* masked stores of bytes are slow */
 }
 
-/* Functions of floats as Python defines them; compilers make vectors of loops over them. */
-LANE float power(float z) {
-    static const float taylor[] = {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1, 1};
-    const float shifted = z * 1.4426950216293335f + 12582912;
-    const float n = shifted - 12582912, r = (z - n * 0.693359375f) - n * -2.1219444170128554e-4f;
-    float sum = 1.f / 5040, scale;
-    for (int k = 0; k < 7; k++) sum = sum * r + taylor[k];
-    int32_t bits;
-    memcpy(&bits, &shifted, 4);
-    bits = (int32_t)((uint32_t)(bits - 0x4b400000 + 127) << 23);
-    memcpy(&scale, &bits, 4);
-    return sum * scale;
+/* Functions of floats as Python defines them. */
+LANE F f_plus(F x, float y) { return f_add(x, f_all(y)); }
+LANE F f_times(F x, float y) { return f_mul(x, f_all(y)); }
+LANE F polynomial(const float *factors, int count, F x) {
+    F sum = f_all(factors[0]);
+    for (int k = 1; k < count; k++) sum = f_plus(f_mul(sum, x), factors[k]);
+    return sum;
 }
 
-LANE float sigmoid(float x) {
-    const float low = -x < -87 ? -87 : -x;
-    return 1 / (1 + power(low > 87 ? 87 : low));
+LANE F power(F z) {
+    static const float taylor[] = {1.f / 5040, 1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1, 1};
+    const I whole = f_round(f_times(z, 1.4426950216293335f));
+    const F n = i_float(whole), r = f_add(f_add(z, f_times(n, -0.693359375f)), f_times(n, 2.1219444170128554e-4f));
+    return f_mul(polynomial(taylor, 8, r), f_power_of_2(whole));
 }
 
-LANE float gelu(float x) {
-    static const float normal[] = {0.436400741f, -0.306797355f, 0.316277772f, 0.0489801988f, 0.117159113f};
-    const float z = __builtin_fabsf(x) * 0.7071067690849304f, t = 1 / (1 + z * 0.39f), square = -(z * z);
-    float sum = -0.11202044f;
-    for (int k = 0; k < 5; k++) sum = sum * t + normal[k];
-    const float erf = 1 - 2 * (sum * t * power(square < -87 ? -87 : square));
-    return x * 0.5f * (x > 0 ? 1 + erf : 1 - erf);
+LANE F sigmoid(F x) {
+    const F z = f_min(f_all(87), f_max(f_all(-87), f_times(x, -1)));
+    return f_div(f_all(1), f_plus(power(z), 1));
 }
 
-static __attribute__((noinline)) TARGET F curved(F given, int curve) {
-    float x[LANES] __attribute__((aligned(64)));
-    if (curve == HARD_SWISH) {
-        const F gate = f_min(f_all(6), f_max(f_all(0), f_add(given, f_all(3))));
-        return f_mul(given, f_mul(gate, f_all(1.f / 6)));
-    }
-    f_store(x, given);
-    if (curve == GELU)
-        for (int l = 0; l < LANES; l++) x[l] = gelu(x[l]);
-    else
-        for (int l = 0; l < LANES; l++) x[l] = sigmoid(x[l]);
-    return curve == SILU ? f_mul(given, f_load(x)) : f_load(x);
+LANE F gelu(F x) {
+    static const float normal[] = {-0.11202044f, 0.436400741f, -0.306797355f, 0.316277772f, 0.0489801988f, 0.117159113f};
+    const F z = f_times(f_max(x, f_times(x, -1)), 0.7071067690849304f);
+    const F t = f_div(f_all(1), f_plus(f_times(z, 0.39f), 1)), square = f_times(f_mul(z, z), -1);
+    const F tail = f_mul(f_mul(polynomial(normal, 6, t), t), power(f_max(f_all(-87), square)));
+    return f_mul(f_times(x, 0.5f), f_plus(f_signed(f_plus(f_times(tail, -2), 1), x), 1));
 }
+
+LANE F hard_swish(F x) { return f_mul(x, f_times(f_min(f_all(6), f_max(f_all(0), f_plus(x, 3))), 1.f / 6)); }
 
 enum { HAS_RESIDUAL = 1, TO_F32 = 2, TO_CODES = 4, TO_BITS = 8, TO_TWO_CODES = 16, HAS_CURVE = 32, FINISHES = 64 };
 
+/* What comes before the curve, of channels from c on. */
+typedef struct {
+    const Op *op;
+    F scale, bias, before, slope, after;
+    int has_prelu;
+    uint16_t res_has;
+    const char *res;
+    const int32_t *res_at;
+} Stages;
+
+LANE Stages stages_of(const Outs *o, int c, const int flags) {
+    const Step *s = o->s;
+    const F zero = f_zero();
+    Stages found = {s->op, f_load(s->scale + c), f_load(s->bias + c), zero, zero, zero, s->rprelu != NULL, 0, NULL, NULL};
+    if (found.has_prelu) {
+        found.before = f_load(s->rprelu + c);
+        found.slope = f_load(s->rprelu + s->cpad + c);
+        found.after = f_load(s->rprelu + 2 * s->cpad + c);
+    }
+    if (flags & HAS_RESIDUAL) {
+        found.res_has = s->res_has[c / LANES];
+        found.res = o->res + 4 * ((int64_t)c - s->op->res_first);
+        found.res_at = s->res_at;
+    }
+    return found;
+}
+
+LANE F staged(const Stages *stages, F x, int q, const int flags) {
+    x = f_add(f_mul(x, stages->scale), stages->bias);
+    if (flags & HAS_RESIDUAL) {
+        const F other = f_some(stages->res + stages->res_at[q], stages->res_has);
+        x = stages->op->is_factor ? f_mul(x, other) : f_add(x, other);
+    }
+    if (stages->has_prelu) x = f_add(f_sloped(f_add(x, stages->before), stages->slope), stages->after);
+    return x;
+}
+
+/* All stages up to the curve, in place, so that those of several pixels overlap. */
+static __attribute__((noinline)) TARGET void curve(const Outs *o, float *acc, int q, int count, int c, int next,
+                                                   const int flags) {
+    const Stages stages = stages_of(o, c, flags);
+    const int kind = o->s->op->curve;
+    for (int p = 0; p < count; p++) {
+        const F x = staged(&stages, f_load(acc + p * next), q + p, flags);
+        f_store(acc + p * next, kind == HARD_SWISH ? hard_swish(x) : kind == GELU ? gelu(x) : sigmoid(x));
+        if (kind == SILU) f_store(acc + p * next, f_mul(x, f_load(acc + p * next)));
+    }
+}
+
 /* Of a vector of channels from c on. `is_whole`: all lanes are channels. */
-LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c, int next, const int flags,
+LANE void finish_vector(const Outs *o, float *acc, int q, int count, int c, int next, const int flags,
                         const int is_whole) {
     const Step *s = o->s;
     const Op *op = s->op;
     const F low = f_all(op->clamp_low), high = f_all(op->clamp_high);
-    const F scale = f_load(s->scale + c), bias = f_load(s->bias + c);
+    const Stages stages = stages_of(o, c, flags);
     const int left = op->cout - c;
-    const uint16_t some = channels_from(op, c), has = flags & HAS_RESIDUAL ? s->res_has[c / LANES] : 0;
-    F edge = f_zero(), before = edge, slope = edge, after = edge;
+    const uint16_t some = channels_from(op, c);
+    F edge = f_zero();
     Coder first = {0}, second = {0};
-    const int64_t res_c = 4 * ((int64_t)c - op->res_first), f32_c = 4 * (int64_t)c, bits_c = c / 8;
-    const char *const res = o->res;
+    const int64_t f32_c = 4 * (int64_t)c, bits_c = c / 8;
     char *const f32 = o->f32, *const bits = o->bits;
-    const int32_t *const res_at = s->res_at, *const f32_at = s->f32_at, *const bits_at = s->bits_at;
+    const int32_t *const f32_at = s->f32_at, *const bits_at = s->bits_at;
     if (flags & TO_BITS) edge = f_load(s->edges + c);
-    if (s->rprelu != NULL) {
-        before = f_load(s->rprelu + c);
-        slope = f_load(s->rprelu + s->cpad + c);
-        after = f_load(s->rprelu + 2 * s->cpad + c);
-    }
     if (flags & TO_CODES) first = coder_of(o, 0, c);
     if (flags & TO_TWO_CODES) second = coder_of(o, 1, c);
+    if (flags & HAS_CURVE) curve(o, acc, q, count, c, next, flags);
     for (int p = 0; p < count; p++, q++, acc += next) {
-        F x = f_add(f_mul(f_load(acc), scale), bias);
-        if (flags & HAS_RESIDUAL) {
-            const F other = f_some(res + (res_at[q] + res_c), has);
-            x = op->is_factor ? f_mul(x, other) : f_add(x, other);
-        }
-        if (s->rprelu != NULL) x = f_add(f_sloped(f_add(x, before), slope), after);
-        if (flags & HAS_CURVE) x = curved(x, op->curve);
+        F x = f_load(acc);
+        if (!(flags & HAS_CURVE)) x = staged(&stages, x, q, flags);
         x = f_min(high, f_max(low, x)); /* NaN stays */
         if (flags & TO_F32 && is_whole) f_store(f32 + (f32_at[q] + f32_c), x);
         if (flags & TO_F32 && !is_whole) f_store_some(f32 + (f32_at[q] + f32_c), x, some);
@@ -289,11 +312,11 @@ LANE void finish_vector(const Outs *o, const float *acc, int q, int count, int c
     }
 }
 
-static TARGET void finish_rest(const Outs *o, const float *acc, int q, int count, int c, int next, int flags) {
+static TARGET void finish_rest(const Outs *o, float *acc, int q, int count, int c, int next, int flags) {
     finish_vector(o, acc, q, count, c, next, flags, 0);
 }
 
-LANE void finish(const Outs *o, const float *acc, int q, int count, int channel, int nv, const int flags) {
+LANE void finish(const Outs *o, float *acc, int q, int count, int channel, int nv, const int flags) {
     for (int v = 0; v < nv; v++) {
         const int c = channel + v * LANES, left = o->s->op->cout - c;
         if (left <= 0) return;
@@ -309,15 +332,15 @@ static int flags_of(const Op *op) {
            (op->out_bits >= 0 ? TO_BITS : 0) | (op->codes > 1 ? TO_TWO_CODES : 0) | (op->curve ? HAS_CURVE : 0);
 }
 
-typedef void (*Finish)(const Outs *, const float *, int, int, int, int);
-static __attribute__((noinline)) TARGET void finish_any(const Outs *o, const float *acc, int q, int count, int channel,
+typedef void (*Finish)(const Outs *, float *, int, int, int, int);
+static __attribute__((noinline)) TARGET void finish_any(const Outs *o, float *acc, int q, int count, int channel,
                                                         int nv) {
     finish(o, acc, q, count, channel, nv, flags_of(o->s->op));
 }
 /* Compiled once more for each of the usual sets of outputs, but for vectors with lanes that are no channels. */
 #if defined(HAS_FINISHES)
 #define FINISH(n)                                                                                                      \
-    static TARGET void finish_##n(const Outs *o, const float *acc, int q, int count, int channel, int nv) {            \
+    static TARGET void finish_##n(const Outs *o, float *acc, int q, int count, int channel, int nv) {            \
         finish(o, acc, q, count, channel, nv, n);                                                                      \
     }
 FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10) FINISH(11)

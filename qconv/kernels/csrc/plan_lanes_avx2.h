@@ -74,18 +74,23 @@ LANE I i_gather(const int32_t *from, I at) {
     return I_EACH(_mm256_i32gather_epi32(from, at.a, 4), _mm256_i32gather_epi32(from, at.b, 4));
 }
 LANE I i_add(I a, I b) { return I_EACH(_mm256_add_epi32(a.a, b.a), _mm256_add_epi32(a.b, b.b)); }
+LANE __m256 power_of_2(__m256i n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+LANE F f_power_of_2(I n) { return F_EACH(power_of_2(n.a), power_of_2(n.b)); }
+LANE F f_signed(F x, F sign) { /* minus x where the sign is negative */
+    const __m256 bit = _mm256_set1_ps(-0.f);
+    return F_EACH(_mm256_xor_ps(x.a, _mm256_and_ps(sign.a, bit)), _mm256_xor_ps(x.b, _mm256_and_ps(sign.b, bit)));
+}
 LANE I i_less_twice(I a, I b) {
     return I_EACH(_mm256_sub_epi32(a.a, _mm256_add_epi32(b.a, b.a)), _mm256_sub_epi32(a.b, _mm256_add_epi32(b.b, b.b)));
 }
 LANE I i_times_4(I x) { return I_EACH(_mm256_slli_epi32(x.a, 2), _mm256_slli_epi32(x.b, 2)); }
 LANE F i_float(I x) { return F_EACH(_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)); }
 LANE void i_bytes(void *to, I x) {
-    const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
-                                         -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-    const __m256i a = _mm256_shuffle_epi8(x.a, low), b = _mm256_shuffle_epi8(x.b, low); /* 4 bytes in each half */
-    const __m128i first = _mm_unpacklo_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    const __m128i second = _mm_unpacklo_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
-    _mm_storeu_si128(to, _mm_unpacklo_epi64(first, second));
+    const __m256i words = _mm256_packus_epi32(x.a, x.b); /* 4 of a, and 4 of b, in each half */
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(to, _mm_shuffle_epi32(bytes, _MM_SHUFFLE(3, 1, 2, 0)));
 }
 /* By asm: gcc 12 copies the sums of the intrinsic back and forth in every step. */
 LANE __m256i plus(__m256i sum, __m256i x) {
@@ -102,13 +107,9 @@ LANE __m256i dot(__m256i sum, __m256i codes, __m256i weights) {
 LANE I i_dot(I sum, I codes, I weights) {
     return I_EACH(dot(sum.a, codes.a, weights.a), dot(sum.b, codes.b, weights.b));
 }
-/* Weights of at most 64, whose products with two codes fit into 16 bits. */
-LANE __m256i dot_small(__m256i sum, __m256i codes, __m256i weights) {
-    const __m256i pairs = _mm256_maddubs_epi16(codes, weights);
-    return plus(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-LANE I i_dot_small(I sum, I codes, I weights) {
-    return I_EACH(dot_small(sum.a, codes.a, weights.a), dot_small(sum.b, codes.b, weights.b));
+/* Of a code and a weight in each lane. */
+LANE I i_product(I sum, I codes, I weights) {
+    return I_EACH(plus(sum.a, _mm256_madd_epi16(codes.a, weights.a)), plus(sum.b, _mm256_madd_epi16(codes.b, weights.b)));
 }
 /* AVX-VNNI. By asm, so that the rest need not be compiled once more for it. */
 LANE I i_dot_at_once(I sum, I codes, I weights) {

@@ -36,6 +36,12 @@ LANE I i_load(const void *from) { return _mm512_loadu_si512(from); }
 LANE I i_of_bytes(const void *from) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(from)); }
 LANE I i_gather(const int32_t *from, I at) { return _mm512_i32gather_epi32(at, from, 4); }
 LANE I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
+LANE F f_power_of_2(I n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+LANE F f_signed(F x, F sign) { /* minus x where the sign is negative */
+    return _mm512_xor_ps(x, _mm512_and_ps(sign, _mm512_set1_ps(-0.f)));
+}
 LANE I i_less_twice(I a, I b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, 1)); }
 LANE I i_times_4(I x) { return _mm512_slli_epi32(x, 2); }
 LANE F i_float(I x) { return _mm512_cvtepi32_ps(x); }
@@ -45,6 +51,7 @@ LANE I i_dot(I sum, I codes, I weights) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(weights));
     return sum;
 }
+LANE I i_product(I sum, I code, I weight) { return i_dot(sum, code, weight); } /* of one in each lane */
 LANE I i_high(I x) { return _mm512_and_si512(x, _mm512_set1_epi8((char)0xf0)); }
 LANE I i_low(I x) { return _mm512_and_si512(_mm512_slli_epi32(x, 4), _mm512_set1_epi8((char)0xf0)); }
 LANE I i_sixteenth(I x) { return _mm512_srai_epi32(x, 4); }

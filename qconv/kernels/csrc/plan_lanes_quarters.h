@@ -92,6 +92,10 @@ LANE I4 i_add4(I4 x, I4 y) { return (I4)((U4)x + (U4)y); }
 LANE I4 less_twice4(I4 x, I4 y) { return (I4)((U4)x - 2 * (U4)y); }
 LANE I4 times_4_4(I4 x) { return x * 4; }
 LANE F4 float4(I4 x) { return __builtin_convertvector(x, F4); }
+LANE F4 power_of_2_4(I4 n) { return (F4)((U4)(n + 127) << 23); }
+LANE F4 signed4(F4 x, F4 sign) { return (F4)((I4)x ^ ((I4)sign & INT32_MIN)); } /* minus x where that is negative */
+LANE F f_power_of_2(I n) { return OF_1(F, power_of_2_4, n); }
+LANE F f_signed(F x, F sign) { return OF_2(F, signed4, x, sign); }
 LANE I i_add(I x, I y) { return OF_2(I, i_add4, x, y); }
 LANE I i_less_twice(I x, I y) { return OF_2(I, less_twice4, x, y); }
 LANE I i_times_4(I x) { return OF_1(I, times_4_4, x); }
@@ -143,6 +147,8 @@ LANE I4 dot4(I4 sum, I4 codes, I4 weights) {
     return add_pairs(add_pairs(sum, even_products(codes, weights)), odd_products(codes, weights));
 }
 LANE I i_dot(I sum, I codes, I weights) { return OF_3(I, dot4, sum, codes, weights); }
+LANE I4 product4(I4 sum, I4 code, I4 weight) { return sum + code * weight; }
+LANE I i_product(I sum, I code, I weight) { return OF_3(I, product4, sum, code, weight); } /* of one in each lane */
 LANE I4 count4(I4 sum, I4 x, I4 y) { return add_count4(sum, x ^ y); }
 LANE I i_count(I sum, I x, I y) { return OF_3(I, count4, sum, x, y); }
 LANE I4 both4(I4 x, I4 mask) { return x & mask; }

@@ -207,6 +207,8 @@ static void put_codes(const Step *s, const Filter *f, const char *filter, int64_
         const int value = filter_code(s->op, filter, index + k);
         if (s->sums == SUM_CODES_4)
             f->block[step * step_bytes(s) + f->lane * 4 + place] |= (char)(f->v ? value * 16 : value & 15);
+        else if (is_deep(s))
+            memcpy(lane_of(s, f, step), &value, 4);
         else
             lane_of(s, f, step)[place] = (char)value;
     }
