@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file, save_file
 from settings import mostly_nightly
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import qconv
@@ -566,7 +567,7 @@ def note_keys(model: nn.Module) -> list[str]:
     return [key for key in model.state_dict() if key.endswith(".before_sign")]
 
 
-@pytest.mark.parametrize("way", ["torch.save", "safetensors", "plain dictionary", "average"])
+@pytest.mark.parametrize("way", ["torch.save", "safetensors", "plain dictionary", "distributed", "average"])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_state_dict_of_another_choice_is_refused(choice: BeforeSign, way: str, tmp_path: Path) -> None:
     """None of these activations but PReLU has a tensor by which it could be told."""
@@ -580,6 +581,8 @@ def test_a_state_dict_of_another_choice_is_refused(choice: BeforeSign, way: str,
         state = load_file(tmp_path / "model.safetensors")
     elif way == "plain dictionary":
         state = {key: value.clone() for key, value in state.items()}
+    elif way == "distributed":
+        state = get_model_state_dict(model)
     else:
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
         for _ in range(3):
