@@ -354,6 +354,33 @@ def test_the_order_of_registration_is_not_that_of_calls() -> None:
     assert model[1](torch.randn(2, 8, 5, 5)).min() > -1
 
 
+class Remembering(nn.Module):
+    """Keeps what its first forward computed, as torchvision's `MultiScaleRoIAlign` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.conv = nn.ReLU(), conv()
+        self.scale: Any = None
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        cast(Tensor, self.calls).add_(1)
+        if self.scale is None:
+            self.scale = x.shape[-1] / 8
+        return self.conv(self.act(x)) * self.scale
+
+
+def test_a_trace_leaves_nothing_in_the_model() -> None:
+    model = chain(Remembering())
+    qconv.convert(model, schemes.bnn())
+    assert model[1].scale is None
+    assert model[1].calls == 0
+    with torch.device("meta"):
+        model = chain(Remembering())
+    qconv.convert(model, schemes.bnn())
+    assert model[1].calls.is_meta
+
+
 def helped(x: Tensor) -> Tensor:
     return F.relu(x)
 
