@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file, save_file
 from settings import mostly_nightly
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import qconv
@@ -353,6 +354,33 @@ def test_the_order_of_registration_is_not_that_of_calls() -> None:
     assert model[1](torch.randn(2, 8, 5, 5)).min() > -1
 
 
+class Remembering(nn.Module):
+    """Keeps what its first forward computed, as torchvision's `MultiScaleRoIAlign` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.conv = nn.ReLU(), conv()
+        self.scale: Any = None
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        cast(Tensor, self.calls).add_(1)
+        if self.scale is None:
+            self.scale = x.shape[-1] / 8
+        return self.conv(self.act(x)) * self.scale
+
+
+def test_a_trace_leaves_nothing_in_the_model() -> None:
+    model = chain(Remembering())
+    qconv.convert(model, schemes.bnn())
+    assert model[1].scale is None
+    assert model[1].calls == 0
+    with torch.device("meta"):
+        model = chain(Remembering())
+    qconv.convert(model, schemes.bnn())
+    assert model[1].calls.is_meta
+
+
 def helped(x: Tensor) -> Tensor:
     return F.relu(x)
 
@@ -566,7 +594,7 @@ def note_keys(model: nn.Module) -> list[str]:
     return [key for key in model.state_dict() if key.endswith(".before_sign")]
 
 
-@pytest.mark.parametrize("way", ["torch.save", "safetensors", "plain dictionary", "average"])
+@pytest.mark.parametrize("way", ["torch.save", "safetensors", "plain dictionary", "distributed", "average"])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_state_dict_of_another_choice_is_refused(choice: BeforeSign, way: str, tmp_path: Path) -> None:
     """None of these activations but PReLU has a tensor by which it could be told."""
@@ -580,6 +608,8 @@ def test_a_state_dict_of_another_choice_is_refused(choice: BeforeSign, way: str,
         state = load_file(tmp_path / "model.safetensors")
     elif way == "plain dictionary":
         state = {key: value.clone() for key, value in state.items()}
+    elif way == "distributed":
+        state = get_model_state_dict(model)
     else:
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
         for _ in range(3):

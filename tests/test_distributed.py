@@ -272,22 +272,41 @@ def begin_recu(rank: int) -> State:
     return state_of(model)
 
 
+def sharded(model: nn.Module) -> nn.Module:
+    for layer in layers(model):
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def whole_state(model: nn.Module) -> State:
+    state = model.state_dict()
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
+
+
+def from_meta(scheme: Scheme) -> State:
+    """The state of a network that gets its memory in shards, and then its first weights."""
+    with torch.device("meta"):
+        model = sharded(network(scheme))
+    model.to_empty(device="cpu")
+    for layer in layers(model):
+        layer.reset_parameters()
+    return whole_state(model)
+
+
 def two_steps(scheme: Scheme, fully_sharded: bool) -> State:
     """The state behind two optimizer steps of a calibrated network, each process with all images."""
     model = network(scheme)
     qconv.calibrate(model, [pictures()])
     if fully_sharded:
-        for layer in layers(model):
-            fully_shard(layer)
-        fully_shard(model)
+        sharded(model)
     qconv.set_progress(model, 0.3)  # INQ freezes weights
     optimizer = optimizer_of(model)
     for _ in range(2):
         optimizer.zero_grad()
         model(pictures()).square().mean().backward()
         optimizer.step()
-    state = model.state_dict()
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
+    return whole_state(model)
 
 
 def train_fully_sharded(rank: int) -> dict[str, Any]:
@@ -295,7 +314,11 @@ def train_fully_sharded(rank: int) -> dict[str, Any]:
     model = network(schemes.lsq())
     fully_shard(model)
     refused = outcome(lambda: model(shard(rank)))
-    return {"states": {name: two_steps(scheme, True) for name, scheme in SHARDED.items()}, "uncalibrated": refused}
+    return {
+        "states": {name: two_steps(scheme, True) for name, scheme in SHARDED.items()},
+        "from meta": {name: from_meta(scheme) for name, scheme in SHARDED.items()},
+        "uncalibrated": refused,
+    }
 
 
 def bad_batches(rank: int) -> dict[str, str]:
@@ -393,6 +416,14 @@ def assert_close(found: State, expected: State) -> None:
 @pytest.mark.parametrize("name", SHARDED)
 def test_fully_sharded_parameters_are_trained_as_whole_ones(name: str, ranks: list[dict[str, Any]]) -> None:
     assert_close(ranks[0]["sharded"]["states"][name], two_steps(SHARDED[name], False))
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_shards_from_the_meta_device_start_anew(name: str, ranks: list[dict[str, Any]]) -> None:
+    found = ranks[0]["sharded"]["from meta"][name]
+    whole = network(SHARDED[name])
+    whole.load_state_dict({key: value for key, value in found.items() if "quantizer" not in key}, strict=False)
+    assert_equal(found, dict(whole.state_dict()))
 
 
 def test_a_first_batch_that_sharding_would_lose_is_refused(ranks: list[dict[str, Any]]) -> None:

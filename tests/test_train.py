@@ -505,6 +505,7 @@ EARLY = [  # before the run has a folder
     ("seed=-1", "seed (=-1) must be a whole number from 0 to 4294967295"),
     ("overrides=bwn", "overrides (='bwn') must be a dictionary of patterns and schemes"),
     ("overrides={fc:bwn}", "overrides['fc'] (='bwn') must be a qconv.Scheme, such as qconv.schemes.bwn()"),
+    ("run_dir=", "run_dir (='') must be a folder"),
 ]
 LATE = [
     ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be a whole number of at least 1"),
@@ -516,6 +517,7 @@ LATE = [
     ("+trainer.logger=false", "trainer.logger must not be given: logger= adds to those of the run"),
     ("+trainer.max_steps=3", "max_steps (=3) must not be given: quantizers' schedules count epochs"),
     ("+trainer.max_time=00:00:01:00", "max_time must not be given: training would end before the quantizers"),
+    ("+trainer.limit_train_batches=0", "trainer.limit_train_batches (=0) must be above 0"),
     ("+trainer.limit_val_batches=0", "trainer.limit_val_batches (=0) must be above 0"),
     ("+trainer.limit_test_batches=0", "trainer.limit_test_batches (=0) must be above 0"),
     ("+trainer.accumulate_grad_batches=0", "accumulate_grad_batches (=0) must be a whole number of at least 1"),

@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
+from ..layers.state import State
 from .called_relus import relus_in
 from .replacements import RELUS, is_one_signed
 
@@ -92,7 +93,7 @@ def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
     unless a part's graph shows that they are not. The output of a part that is examined by itself counts as elsewhere.
     """
     look = _Look(model, set(layers))
-    with _without_fast_paths():
+    with _traceable(model):
         look.at(model)
     return look.found
 
@@ -186,14 +187,18 @@ def _graph_of(module: nn.Module, layers: set[nn.Module]) -> fx.Graph | None:
 
 
 @contextmanager
-def _without_fast_paths() -> Iterator[None]:
-    """Context manager: torch's attention chooses no fast path, for which it would ask a trace for numbers."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
+def _traceable(model: nn.Module) -> Iterator[None]:
+    """Context manager: torch's attention chooses no fast path, for which it would ask a trace for numbers.
+
+    Restores the model: a forward may leave in it what it was traced with, as that of torchvision's RoI pooling does.
+    """
+    enabled, state = torch.backends.mha.get_fastpath_enabled(), State(model)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+        state.restore()
 
 
 class _Tracer(fx.Tracer):

@@ -6,7 +6,8 @@ advance, through the group's key-value store: it checks that all are at the same
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,14 +87,33 @@ def whole(x: Tensor) -> Tensor:
     return x if full is None else full()
 
 
-def write_whole_(x: Tensor, values: Tensor) -> None:
-    """Write ``values`` into ``x`` in place, or this process's part of them into its shard."""
-    if hasattr(x, "full_tensor"):
-        from torch.distributed.tensor import distribute_tensor
+def placed_as(x: Tensor, values: Tensor) -> Tensor:
+    """Return ``values``, or a shard of them if ``x`` is one: what can be written into ``x`` in place."""
+    if not hasattr(x, "full_tensor"):
+        return values
+    from torch.distributed.tensor import distribute_tensor
 
-        shard: Any = x
-        values = distribute_tensor(values, shard.device_mesh, shard.placements, src_data_rank=None)
-    x.copy_(values)
+    shard: Any = x
+    return distribute_tensor(values, shard.device_mesh, shard.placements, src_data_rank=None)
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Context manager: whole parameters in place of shards by ``fully_shard``; all processes must use it.
+
+    What is written to the whole ones is in the shards afterwards.
+    """
+    own = [(part, name, x) for part in module.modules() for name, x in part._parameters.items()]
+    shards = [(part, name, x) for part, name, x in own if x is not None and hasattr(x, "full_tensor")]
+    for part, name, shard in shards:
+        part._parameters[name] = nn.Parameter(whole(shard.detach()), shard.requires_grad)
+    try:
+        yield
+    finally:
+        for part, name, shard in shards:
+            values, part._parameters[name] = getattr(part, name), shard
+            with torch.no_grad():
+                shard.copy_(placed_as(shard, values))
 
 
 def meet(place: str, where: str) -> None:

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from ..function.kept_input import Lean
 from ..function.operations import ExtendedOperation, Operation
 from ..function.quantized_op import LayerQuantizers, quantized_op
-from ..ground.processes import is_distributed, leaving
+from ..ground.processes import gathered, is_distributed, leaving
 from ..quantizers import Codes, Identity, Quantizer
 from ..quantizers.flags import is_readable
 from ..scheme import Scheme
@@ -99,7 +99,7 @@ class QuantizedLayer(nn.Module):
     @torch.no_grad()
     def _start_from_weight(self, *, searches: bool = False) -> None:
         """Set the learned tensors of the weight's quantizer from the weight; the quantizer is fresh (`NeedsData`)."""
-        with evaluated(self):
+        with gathered(self), evaluated(self):
             filters = self.filters().detach()
             self.weight_quantizer.initialize(filters)
             if searches:

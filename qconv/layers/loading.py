@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..ground.processes import placed_as
 from ..quantizers import Quantizer
 from ..quantizers.part import Part
 from .naming import QUANTIZERS, quantizers_of
@@ -68,13 +69,14 @@ def reset_quantizers(layer: nn.Module, fresh: Mapping[str, Quantizer | None], pl
         own = getattr(layer, place)
         if place not in places or new is None or type(new) is not type(own):
             continue
-        shapes = {name: tensor.shape for name, tensor in own.state_dict().items()}
+        here = own.state_dict()
+        shapes = {name: tensor.shape for name, tensor in here.items()}
         state = dict(new.state_dict())  # without what it says of its bits
         if place == "weight_quantizer":  # what it learns comes from the weight, perhaps in another shape
             learned = {name for name, tensor in new.named_parameters() if shapes.get(name) != tensor.shape}
             state = {name: tensor for name, tensor in state.items() if name not in learned}
         if all(shapes.get(name) == tensor.shape for name, tensor in state.items()):
-            own.load_state_dict(state, strict=False)
+            own.load_state_dict({name: placed_as(here[name], tensor) for name, tensor in state.items()}, strict=False)
 
 
 def on_meta(layer: nn.Module) -> list[str]:

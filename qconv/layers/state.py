@@ -48,7 +48,7 @@ class State:
             for key in now.keys() - self.attributes[name].keys():
                 del now[key]
         for name, value in self.values.items():
-            if not self.buffers[name].equal(value):
+            if type(value) is Tensor and not value.is_meta and not self.buffers[name].equal(value):
                 self.buffers[name].copy_(value)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_numbers
-from ..ground.processes import whole, write_whole_
+from ..ground.processes import placed_as, whole
 from ..quantizers.base import Codes, Quantizer, Whole
 from ..quantizers.flags import SHARE
 from ..quantizers.numbers import wide
@@ -146,7 +146,7 @@ class INQ(Quantizer):
 
     def after_step_(self, x: Tensor | None) -> None:
         if x is not None:
-            write_whole_(x, self.quantize(whole(x), *self.tensors()))
+            x.copy_(placed_as(x, self.quantize(whole(x), *self.tensors())))
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         if x is None:
@@ -170,7 +170,7 @@ class INQ(Quantizer):
         chosen = chosen.view(frozen.shape)
         self.code.copy_(torch.where(chosen, self._nearest(x), self.code))
         self.frozen.copy_(frozen | chosen)
-        write_whole_(shard, self.quantize(x, *self.tensors()))
+        shard.copy_(placed_as(shard, self.quantize(x, *self.tensors())))
 
     def _settle(self) -> None:
         """Turn averaged buffers into constants when training continues from an average."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_numbers
-from ..ground.processes import whole, write_whole_
+from ..ground.processes import placed_as, whole
 from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
 from ..quantizers.form import with_fresh_strides
@@ -102,7 +102,7 @@ class SiManWeight(Binary):
             magnitudes = shifted.abs().flatten()
             low, high = quantile(magnitudes, share), quantile(magnitudes, 1 - share)
             shifted = shifted.sgn() * shifted.abs().clamp(low, high)
-        write_whole_(shard, shifted.to(x.dtype))
+        shard.copy_(placed_as(shard, shifted.to(x.dtype)))
 
     def rules(self) -> dict[str, Rule]:
         return {"percent": (lambda percent: (percent >= 0) & (percent <= 50), "in the checkpoint must be from 0 to 50")}

@@ -71,6 +71,7 @@ class Quantizer(InBits, NeedsData):
     training_only: tuple[str, ...] = ()
     learned_scales: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    before_sign: None = None  # the layer's note has this place in a state dict: torch's sharded ones look it up
 
     @property
     def is_binary(self) -> bool:

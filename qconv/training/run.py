@@ -182,11 +182,11 @@ def check_validation(trainer: Trainer) -> None:
 
 
 def check_limits(trainer: Trainer) -> None:
-    """Raise a ValueError if no image will be validated or tested; otherwise only the end of the run would show it."""
-    for name in ("limit_val_batches", "limit_test_batches"):
+    """Raise a ValueError if no image will be trained on, validated or tested: early, not at the end of the run."""
+    for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches"):
         if getattr(trainer, name) == 0:
             raise ValueError(
-                f"trainer.{name} (={getattr(trainer, name)}) must be above 0: the result needs both validation and test"
+                f"trainer.{name} (={getattr(trainer, name)}) must be above 0: the result needs images of each part"
             )
 
 

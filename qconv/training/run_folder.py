@@ -65,6 +65,8 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
 
     With `go_on`, `resume=auto`, an interrupted run may start again.
     """
+    if not cfg.run_dir:
+        raise RunFolderError(f"run_dir (={cfg.run_dir!r}) must be a folder")
     folder = Path(cfg.run_dir)
     kept = [str(name) for name in KEPT if (folder / name).is_file()]
     if not kept:
