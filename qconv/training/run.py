@@ -29,9 +29,8 @@ from .leanness import check_lean, make_lean, mode_of
 from .norm_estimates import batch_norms_kept, reestimate_batch_norm
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
-from .resume import check_checkpoint
-from .run_folder import AUTO, NETWORK, RUN, check_free, claimed, is_first_process, run_to_resume
-from .same_callbacks import check_callbacks
+from .resume import NETWORK, RUN, check_checkpoint
+from .run_folder import AUTO, check_free, claimed, is_first_process, run_to_resume
 from .shipping import leave_report, note_shipped, ship
 from .trained_on import other_images
 
@@ -66,7 +65,6 @@ def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Class
     """Raise unless the run can go on from its checkpoint; say what is changed by the user's word."""
     path = Path(cfg.resume) / LAST
     check_checkpoint(path, checkpoint, classifier, tuple(group for group in RUN if group != "trainer"))
-    check_callbacks(path, checkpoint, classifier.config or {})
     if cfg.trainer.max_epochs <= checkpoint["epoch"]:
         raise ValueError(
             f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least {checkpoint['epoch'] + 1}, the epochs "
