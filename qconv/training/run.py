@@ -1,9 +1,6 @@
 """A whole run from its composed config: the function that `qconv train` calls."""
 
-import logging
-import re
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -226,10 +223,6 @@ def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
         show_note(f"{difference}: if they are the same images, it may have been trained on some that validate now")
 
 
-WATCHER = logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script")
-"""Lightning's logger about the processes that it has started."""
-
-
 class LostProcessError(OSError):
     """One of several processes ended, or hung for longer than the timeout of the others."""
 
@@ -239,8 +232,7 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
     """Report that the run was stopped or another process was lost, and how to continue."""
     handler = signal.getsignal(signal.SIGINT)
     try:
-        with _last_words(trainer):
-            yield
+        yield
     except SIGTERMException as error:
         raise SIGTERMException(f"stopped by SIGTERM; {where_to_go_on(trainer)}") from error
     except SystemExit as error:
@@ -263,34 +255,7 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
             # Lightning looks after them, and would kill this process, too, before its message is shown.
             getattr(launcher, "procs", []).clear()
         reason = words.splitlines()[0].rpartition("] ")[2].partition(". ")[0]  # without the place in gloo's source
-        raise LostProcessError(_lost(trainer, reason)) from error
-
-
-def _lost(trainer: Trainer, reason: str) -> str:
-    return (
-        f"process {trainer.global_rank} of {trainer.world_size}: another one was lost, or did not answer within "
-        f"trainer.timeout_s ({reason}); {where_to_go_on(trainer)}"
-    )
-
-
-@contextmanager
-def _last_words(trainer: Trainer) -> Iterator[None]:
-    """Say why Lightning kills this process: every 5 seconds it looks whether one that it started has ended.
-
-    Lightning may do so before this process notices, and its own message is not shown.
-    """
-
-    def say(record: logging.LogRecord) -> bool:
-        if (code := re.search(r"terminated with code (-?\d+)", record.getMessage())) is not None:
-            sys.stderr.write(f"error: {_lost(trainer, f'it ended with code {code[1]}')}\n")
-            sys.stderr.flush()
-        return False
-
-    level = WATCHER.level
-    WATCHER.setLevel(logging.INFO)
-    WATCHER.addFilter(say)
-    try:
-        yield
-    finally:
-        WATCHER.removeFilter(say)
-        WATCHER.setLevel(level)
+        raise LostProcessError(
+            f"process {trainer.global_rank} of {trainer.world_size}: another one was lost, or did not answer within "
+            f"trainer.timeout_s ({reason}); {where_to_go_on(trainer)}"
+        ) from error
