@@ -206,7 +206,9 @@ def evaluate(cfg: DictConfig) -> Evaluation:
         with interruptions_named(trainer):
             (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
             (test,) = trainer.test(classifier, datamodule=data, verbose=False)
-        note_others(checkpoint, trainer)
+        loader: Any = data.train_dataloader()
+        if difference := other_images(checkpoint, data, loader):
+            show_note(f"{difference}: if they are the same images, it may have been trained on some that validate now")
         note_shipped(Path(cfg.evaluate), about)
         figures = {**_own_figures({**val, **test}, about), "quantized": is_final(classifier)}
         evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
@@ -214,13 +216,6 @@ def evaluate(cfg: DictConfig) -> Evaluation:
             write_json(evaluation, Path(cfg.run_dir) / EVALUATION)
             show_outcome(evaluation)
     return evaluation
-
-
-def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
-    """Say if there are other images in the run's own place than it was trained on."""
-    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    if difference := other_images(checkpoint, data, data.train_dataloader()):
-        show_note(f"{difference}: if they are the same images, it may have been trained on some that validate now")
 
 
 class LostProcessError(OSError):

@@ -95,12 +95,8 @@ def content(report: Report) -> dict[str, Any]:
 
 def title(config: dict[str, Any]) -> dict[str, str]:
     """Name network, scheme and data in a word each."""
-    names = {key: _last(config[key]) for key in ("model", "scheme", "data")}
+    names = {key: str(config[key].get("_target_", "")).rpartition(".")[2] for key in ("model", "scheme", "data")}
     return {**names, "data": names["data"].removesuffix("DataModule")}
-
-
-def _last(node: Any) -> str:
-    return str(node.get("_target_", "")).rpartition(".")[2] if isinstance(node, dict) else str(node)
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
