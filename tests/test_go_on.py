@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -367,15 +366,6 @@ def test_steps_that_epochs_do_not_decide(tmp_path: Path) -> None:
     again = Rates()
     fitted(again, schedules.linear, max_epochs=-1, max_steps=20, ckpt_path=tmp_path / "a.ckpt")
     assert again.rates == pytest.approx({at: rate for at, rate in rates.rates.items() if at > (1, 3)})
-
-
-def test_progress_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    classifier = Classifier(nn.Linear(2, 2), torch.optim.SGD)
-    trainer = SimpleNamespace(current_epoch=2, global_step=30, accumulate_grad_batches=2, estimated_stepping_batches=40)
-    monkeypatch.setattr(Classifier, "trainer", trainer)
-    assert classifier._progress(5) == 30 / 40  # max_steps ends it
-    classifier.steps_per_epoch = 10
-    assert classifier._progress(5) == 22 / 40
 
 
 # The folder of a run: it holds one run, one process writes there
