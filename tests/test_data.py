@@ -29,7 +29,6 @@ from qconv.data.digits import split_digits
 from qconv.data.large import random_box
 from qconv.data.pictures import Pictures, share_out
 from qconv.training import Classifier, make_trainer
-from qconv.training.assemble import check_sizes
 from qconv.training.run import reestimate_batch_norm
 
 
@@ -378,14 +377,6 @@ def test_only_training_pictures_grow() -> None:
     assert {tuple(images.shape[2:]) for images, _ in loader} == {(32, 24)}
     data.trainer = None
     assert {tuple(images.shape[2:]) for images, _ in loader} == {(32, 24)}
-
-
-def test_a_network_for_one_size_is_refused() -> None:
-    data = Noise(progressive_size=ProgressiveSize())
-    data.image_size = (32, 32)
-    with pytest.raises(ValueError, match=r"start \(=0.5\): the network takes no images of 16×16 pixels"):
-        check_sizes(qconv.models.vgg_small(), data)
-    check_sizes(qconv.models.resnet20(), data)
 
 
 def fitted(model: torch.nn.Module, data: PicturesDataModule, epochs: int = 1) -> tuple[Classifier, Any]:

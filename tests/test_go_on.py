@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from qconv import Scheme, convert, schemes
 from qconv.cli import main as cli, train as program, train_as
 from qconv.cli.configs import folder as configs
 from qconv.models import small_cnn
@@ -119,10 +117,7 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
     assert (one / "config.yaml").read_bytes() == config_before  # the run is where it was
     assert (one / "metrics.csv").read_text() == before
     said = told(f"resume={one}", "trainer.max_epochs=3")
-    assert (
-        "trainer.max_epochs: 2 → 3. No schedule depends on it: the result is the same as of 3 epochs from the start."
-        in said
-    )
+    assert "trainer.max_epochs: 2 → 3. From here on, schedules follow 3 epochs." in said
     train(config(*TWO, "trainer.max_epochs=3", f"run_dir={tmp_path / 'three'}"))
     assert same_files(one, tmp_path / "three")
     assert json.loads((one / "result.json").read_text())["epochs"] == 3
@@ -154,35 +149,6 @@ def test_a_schedule_keeps_the_rates_that_rules_ask_for(told: Callable[..., str])
     assert "scheduler (OneCycleLR) sets the learning rate of all groups of parameters to 0.0004" in said
     assert "but the rules of the optimizer ask for 0.001, 0.01: pass a list" in said
     train(config(*short, "+scheduler.max_lr=[0.01,0.001]", "run_dir=two"))
-
-
-RULES = {"step_rules": [{"_target_": "qconv.optim.OvSW"}], "data": {"progressive_size": {"start": 0.5}}}
-
-
-@pytest.mark.parametrize(
-    ("scheme", "schedule", "last", "options", "says"),
-    [
-        (schemes.bnn(), schedules.constant, 5, {}, "No schedule depends on it"),
-        (schemes.bnn(), schedules.cosine, 0, {}, "the learning rate follows 9 epochs instead of 6"),
-        (schemes.irnet(), schedules.constant, 5, {}, "the quantizers' schedules follow 9 epochs"),
-        (schemes.irnet(), schedules.constant, 0, {}, "No schedule depends on it"),  # all start at 0
-        (schemes.irnet(), schedules.linear, 5, {}, "the learning rate and the quantizers' schedules follow 9"),
-        (schemes.bnn(), schedules.constant, 5, {"dampening": 0.1}, "the dampening follows 9 epochs"),
-        (schemes.bnn(), schedules.constant, 5, RULES, "the step rules and the image size follow 9 epochs"),
-    ],
-)
-def test_what_depends_on_the_number_of_epochs(
-    scheme: Scheme, schedule: Any, last: int, options: dict[str, Any], says: str
-) -> None:
-    config = {"trainer": {"max_epochs": 9, "devices": 1}, **options}
-    model = convert(small_cnn(1, 10, width=4), scheme)
-    dampening = config.pop("dampening", 0.0)
-    classifier = Classifier(model, torch.optim.SGD, schedule, config, dampening=dampening)
-    stored = {"config": {"trainer": {"max_epochs": 6, "devices": 2}}, "epoch": last}
-    epochs, devices = changes(stored, classifier)
-    assert epochs.startswith("trainer.max_epochs: 6 → 9. ")
-    assert says in epochs
-    assert devices == "trainer.devices: 2 → 1. From here on, optimizer steps use other images."
 
 
 def described(batch: int = 8, **options: Any) -> dict[str, Any]:
@@ -400,15 +366,6 @@ def test_steps_that_epochs_do_not_decide(tmp_path: Path) -> None:
     again = Rates()
     fitted(again, schedules.linear, max_epochs=-1, max_steps=20, ckpt_path=tmp_path / "a.ckpt")
     assert again.rates == pytest.approx({at: rate for at, rate in rates.rates.items() if at > (1, 3)})
-
-
-def test_progress_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    classifier = Classifier(nn.Linear(2, 2), torch.optim.SGD)
-    trainer = SimpleNamespace(current_epoch=2, global_step=30, accumulate_grad_batches=2, estimated_stepping_batches=40)
-    monkeypatch.setattr(Classifier, "trainer", trainer)
-    assert classifier._progress(5) == 30 / 40  # max_steps ends it
-    classifier.steps_per_epoch = 10
-    assert classifier._progress(5) == 22 / 40
 
 
 # The folder of a run: it holds one run, one process writes there

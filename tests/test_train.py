@@ -195,13 +195,13 @@ def test_what_is_not_final_is_not_shipped(tmp_path: Path, capsys: pytest.Capture
 
 def test_the_test_split_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
-    loader = DigitsDataModule._loader
+    loader = DigitsDataModule.loader
 
     def spy(self: DigitsDataModule, split: str, **arguments: Any):
         reads.append(split)
         return loader(self, split, **arguments)
 
-    monkeypatch.setattr(DigitsDataModule, "_loader", spy)
+    monkeypatch.setattr(DigitsDataModule, "loader", spy)
     train(config(*QUICK, "trainer.max_epochs=2", f"run_dir={tmp_path}"))
     assert reads.count("test") == 1
     assert reads[-1] == "test"

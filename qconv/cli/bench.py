@@ -148,16 +148,14 @@ def _model(options: argparse.Namespace) -> int:
     These are float, as trained, frozen (qconv.freeze), and in ONNX Runtime: bytes, latency on this CPU, agreement
     with the trained network, and accuracy. The float form of a run has the latent weights of its network.
     """
-    from ..bench.forms import compare_models
     from ..ground.table import append_csv
-    from .compared import comparison_of
+    from .compared import compared
 
     if options.csv:  # before measuring, so that a file that can't be written costs no time
         with Path(options.csv).open("a"):
             pass
-    compared = comparison_of(options.model, options.pictures, options.count)
-    result = compare_models(*compared.arguments, batch_sizes=options.batch_size, seconds=options.seconds)
-    result = compared.judged(result)
+    timing = {"batch_sizes": options.batch_size, "seconds": options.seconds}
+    result = compared(options.model, options.pictures, options.count, **timing)
     print(result)
     if options.csv:
         for record in result.records():

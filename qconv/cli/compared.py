@@ -1,9 +1,9 @@
-"""The networks and images that ``qconv bench model`` compares."""
+"""What ``qconv bench model`` compares."""
 
 import copy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,65 +20,45 @@ OF_FILE = "the network with its quantized weights; the file has no others"
 NO_PICTURES = "timed on random numbers: name IMAGE files to count agreement"
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The arguments of `qconv.compare_models`, and notes on the result.
+def compared(name: str, pictures: Sequence[str], count: int, **timing: Any) -> "ModelComparison":
+    """Compare the networks of a run, of a packed file, or of ``module:function``; `timing` as in `compare_models`."""
+    from ..bench.forms import compare_models
 
-    Attributes:
-        float_decides: whether the float network is trained, so that its predictions mean something.
-        has_pictures: whether the inputs are images.
-    """
-
-    arguments: tuple[Any, ...]
-    float_note: str = ""
-    float_decides: bool = True
-    has_pictures: bool = True
-
-    def judged(self, result: "ModelComparison") -> "ModelComparison":
-        """Return the result with notes, and without meaningless figures."""
-        forms = list(result.forms)
-        if not self.has_pictures:
-            forms = [replace(form, agreement=None, accuracy=None) for form in forms]
-        if not self.float_decides:  # and what is trained is not in the file
-            forms[0], forms[-1] = (replace(form, agreement=None, accuracy=None) for form in (forms[0], forms[-1]))
-            forms[1] = replace(forms[1], bytes=None)
-        notes = [self.float_note, "" if self.has_pictures else NO_PICTURES]
-        forms[0] = replace(forms[0], note="; ".join(filter(None, notes)))
-        return replace(result, forms=tuple(forms), pictures=result.pictures if self.has_pictures else 0)
-
-
-def comparison_of(name: str, pictures: Sequence[str], count: int) -> Compared:
-    """Return the networks and images to compare: of a run, of a packed file, or of ``module:function``."""
     if count < 1:
         raise ValueError(f"--count (={count}) must be at least 1")
     if not Path(name).exists() and ":" in name:
         if pictures:
             raise ValueError(f"IMAGE is for a packed model: {name} returns its images itself")
-        return Compared(_returned(name))
+        return compare_models(*_returned(name), **timing)
     source = Source(name)
-    if source.is_run:
-        if pictures:
-            raise ValueError(f"IMAGE is for a packed model: the run {name} has its test images")
-        return _of_run(source, count)
-    return _of_file(source, pictures)
-
-
-def _of_run(source: Source, count: int) -> Compared:
+    if not source.is_run:
+        return _of_file(source, list(pictures), timing)
+    if pictures:
+        raise ValueError(f"IMAGE is for a packed model: the run {name} has its test images")
     run = source.run
     model = run.model() if run.cfg.reestimate_bn else run.trained()
+    result = compare_models(_float_twin(model), model, *run.labelled(count, "test"), **timing)
     note = LATENT if _is_quantized(model) else ""
-    return Compared((_float_twin(model), model, *run.labelled(count, "test")), note)
+    return replace(result, forms=(replace(result.forms[0], note=note), *result.forms[1:]))
 
 
-def _of_file(source: Source, pictures: Sequence[str]) -> Compared:
+def _of_file(source: Source, pictures: list[str], timing: dict[str, Any]) -> "ModelComparison":
+    """Compare the forms of a packed file, without the figures that a float network which is not in it can't have."""
     import torch
+
+    from ..bench.forms import compare_models
 
     model = source.predictor.model
     if pictures:
-        images = source.inputs(list(pictures), len(pictures), "val")
+        images = source.inputs(pictures, len(pictures), "val")
     else:
         images = torch.randn(64, *source.predictor.pictures.size, generator=torch.Generator().manual_seed(0))
-    return Compared((_float_twin(model), model, images), OF_FILE, float_decides=False, has_pictures=bool(pictures))
+    result = compare_models(_float_twin(model), model, images, **timing)
+    forms = list(result.forms) if pictures else [replace(form, agreement=None) for form in result.forms]
+    forms[0], forms[-1] = (replace(form, agreement=None) for form in (forms[0], forms[-1]))
+    forms[0] = replace(forms[0], note=OF_FILE if pictures else f"{OF_FILE}; {NO_PICTURES}")
+    forms[1] = replace(forms[1], bytes=None)
+    return replace(result, forms=tuple(forms), pictures=result.pictures if pictures else 0)
 
 
 def _returned(name: str) -> tuple[Any, ...]:

@@ -25,6 +25,8 @@ MUST_BE_GIVEN = {
     "init_from": "FILE, a checkpoint of the network that this recipe starts from, or null for random weights",
 }
 """Descriptions of keys without a default, by the class that takes them."""
+LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
+"""The logger of what looks after the processes that Lightning has started, and ends all when one has ended."""
 
 
 def message(error: BaseException) -> str:
@@ -57,11 +59,11 @@ def message(error: BaseException) -> str:
 
 
 def quiet_lightning() -> None:
-    """Show only Lightning's errors and requested output: a profiler's report, why a run ended early."""
+    """Show only Lightning's errors and requested output: a profiler's report, why a run ended early, a lost process."""
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for name in ("profilers", "callbacks.early_stopping"):
-        logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.INFO)
+    for name in ("pytorch_lightning.profilers", "pytorch_lightning.callbacks.early_stopping", LAUNCHER):
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import inspect
 import typing
 from collections.abc import Iterator, Sequence
-from types import NoneType
 from typing import Any, Literal
 
 from hydra._internal.utils import _locate, get_args_parser
@@ -24,9 +23,9 @@ FILE = "FILE"
 def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Raise a ValueError for an override that puts a word where the config has a number, a switch or a list.
 
-    The default, or the annotation in the function of ``_target_``, decides which values a key takes. Overrides by
-    ``+``, and keys with a word or null as default, are left to the function. Nulls and fractions are checked only if
-    the function annotates the argument, for ``trainer.max_epochs``, and for keys outside of all groups.
+    A value must be of the kind of its default, or of one that the function of ``_target_`` annotates. Overrides by
+    ``+``, and keys with a word or null as default, are left to the function. So are null, and fractions of whole
+    numbers, unless it annotates the argument; not for ``trainer.max_epochs``, nor for keys outside of all groups.
     """
     loader = GlobalHydra.instance().config_loader()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -40,20 +39,15 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
         return
     for key in dict.fromkeys(each.key_or_group for each in values):
         default, value = OmegaConf.select(defaults, key), OmegaConf.select(cfg, key)
-        rule = _rule(default, value)
-        if key == "compile" and not isinstance(value, bool):  # which may be a word
-            from ..training.compilation import check_mode
-
-            check_mode(value)
-            continue
-        if_known = _rule_if_known(default, value) if rule is None else None
-        if rule is None and if_known is None:
+        kind = type(default)
+        fits = type(value) is kind or (kind is float and type(value) is int) or OmegaConf.is_config(value)
+        if fits or kind not in _KINDS or key == "compile":  # which may be a word
             continue  # without the import of the function, which takes seconds
         types = _types_of(cfg, key)
-        if types & _KNOWN or key == "trainer.max_epochs" or "." not in key:
-            rule = rule or if_known
-        if rule is not None and type(value) not in types:
-            raise ValueError(f"{key} (={_shown(value)}) must be {rule}, as its default {_shown(default)}")
+        is_open = value is None or (kind is int and isinstance(value, float))
+        is_strict = types & _KNOWN or key == "trainer.max_epochs" or "." not in key
+        if type(value) not in types and (is_strict or not is_open):
+            raise ValueError(f"{key} (={_shown(value)}) must be {_KINDS[kind]}, as its default {_shown(default)}")
 
 
 def check_given(cfg: DictConfig) -> None:
@@ -154,27 +148,6 @@ def _arguments(target: str) -> tuple[set[str], bool]:
     return {each.name for each in parameters}, any(each.kind == each.VAR_KEYWORD for each in parameters)
 
 
-def _rule(default: Any, value: Any) -> str | None:
-    """Return the type that `default` demands of `value`, which may be null; None if it fits."""
-    if isinstance(default, ListConfig) and not isinstance(value, ListConfig | NoneType):
-        return "a list"
-    if isinstance(default, bool):
-        return None if isinstance(value, bool | NoneType) else "true or false"
-    if isinstance(default, int | float) and isinstance(value, bool | str):
-        return "a number"
-    return None
-
-
-def _rule_if_known(default: Any, value: Any) -> str | None:
-    """Return the type that `default` demands of `value`, without null and fractions; None if it fits."""
-    if type(default) is int and isinstance(value, float):
-        return "a whole number"
-    if value is not None:
-        return None
-    rules = {bool: "true or false", int: "a number", float: "a number", ListConfig: "a list"}
-    return rules.get(type(default))
-
-
 def _shown(value: Any) -> str:
     """Return the value in the command line's notation."""
     if isinstance(value, ListConfig):
@@ -198,6 +171,7 @@ def _types_of(cfg: DictConfig, key: str) -> set[type]:
     return _members(hints[name]) if name in hints else set()
 
 
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", ListConfig: "a list"}
 _KNOWN = {bool, int, float, str, type(None), list, tuple, dict}
 
 

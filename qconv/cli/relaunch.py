@@ -1,10 +1,10 @@
 """The other processes of a run: the command line that Lightning starts them with, and their clean-up."""
 
-import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -38,8 +38,6 @@ def forgotten() -> Iterator[None]:
 
 def _sources(arguments: Sequence[str]) -> list[str]:
     """Return Hydra's options with the places of the configs."""
-    parser = argparse.ArgumentParser(add_help=False)
-    for names in (("--config-dir", "-cd"), ("--config-path", "-cp"), ("--config-name", "-cn")):
-        parser.add_argument(*names)
-    options = vars(parser.parse_known_args(arguments)[0])
-    return [word for name, value in options.items() if value for word in (f"--{name.replace('_', '-')}", value)]
+    options = get_args_parser().parse_intermixed_args(arguments)
+    places = {name: getattr(options, name) for name in ("config_dir", "config_path", "config_name")}
+    return [word for name, value in places.items() if value for word in (f"--{name.replace('_', '-')}", value)]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import wraps
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -22,13 +23,6 @@ from .resume import config_of, folders
 
 # torch and Lightning, which take seconds, are imported by the functions: --help and a mistyped option answer at once.
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, FloatingPointError, ImportError)
-WITH_VALUE = {
-    *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"),
-    "--experimental-rerun",
-}
-"""The flags of Hydra that take the next word."""
-INFOS = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
-"""The words that may follow ``--info``."""
 
 store_schemes()
 
@@ -107,15 +101,10 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
 
 def flags_last(words: Sequence[str]) -> list[str]:
     """Return the words with Hydra's flags last, because argparse rejects flags between other words."""
-    others: list[str] = []
-    flags: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        (flags if word.startswith("-") else others).append(word)
-        if word in WITH_VALUE or (len(word) > 4 and any(name.startswith(word) for name in WITH_VALUE)):  # abbreviated
-            flags += [value for value in [next(rest, None)] if value is not None]
-        elif others and others[-1] in INFOS and flags and flags[-1] in ("--info", "-i"):
-            flags.append(others.pop())
+    others = get_args_parser().parse_intermixed_args(words).overrides
+    flags = [*words]
+    for word in others:
+        flags.remove(word)
     return [*others, *flags]
 
 

@@ -35,7 +35,6 @@ class ActivationStep:
         like: one of these layers.
         becomes: its replacement, in the terms of ``before_sign``; None if it stays.
         reason: why it stays, or is replaced otherwise than chosen.
-        averaged: those of the layers whose input stays one-signed with a slope below 0, because of an average.
         is_traced: whether a graph shows that it precedes these layers; if not, it may.
     """
 
@@ -47,7 +46,6 @@ class ActivationStep:
     like: nn.Module
     becomes: str | None
     reason: str = ""
-    averaged: tuple[str, ...] = ()
     is_traced: bool = True
 
     def __str__(self) -> str:
@@ -59,8 +57,7 @@ class ActivationStep:
             )
         because = f", because {self.reason}" if self.reason else ""
         before = "before" if self.is_traced else "perhaps before"
-        but = f"; after an average the input of {_listed(self.averaged)} is one-signed" if self.averaged else ""
-        return f"{what} → {NAMES[self.becomes]}{because} ({before} the sign of {shown}){but}"
+        return f"{what} → {NAMES[self.becomes]}{because} ({before} the sign of {shown})"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -89,19 +86,16 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
         reason = stays = _why_not(site, becomes)
         if leaky and not stays:
             reason = "it is also called where no sign follows" if is_traced else "torch.fx can't trace its calls"
-        readers = {layer: name for layer, name in layers.items() if layer in layers_at[site]}
-        averaged = tuple(name for layer, name in readers.items() if layer in looked.averaged)
         steps.append(
             ActivationStep(
                 names=tuple(names[site.module]),
                 module=site.module,
                 kind=type(site.module),
                 function=site.function,
-                layers=tuple(readers.values()),
+                layers=tuple(name for layer, name in layers.items() if layer in layers_at[site]),
                 like=layers_at[site][0],
                 becomes=None if stays else becomes,
                 reason=reason,
-                averaged=averaged if becomes == "leaky" and not stays else (),
                 is_traced=is_traced,
             )
         )
@@ -129,7 +123,7 @@ def _why_not(site: Site, choice: BeforeSign) -> str:
 
 
 def replace_all(steps: Sequence[ActivationStep]) -> None:
-    """Replace the activations; warn about those that can't be, or not so that signs differ."""
+    """Replace the activations; warn about those that can't be."""
     done = set()
     for step in steps:
         if step.becomes is None or step.module in done:
@@ -139,7 +133,7 @@ def replace_all(steps: Sequence[ActivationStep]) -> None:
             replace_calls_(step.module, step.becomes)
         else:
             replace_(step.module, step.becomes, step.like)
-    left = [step for step in steps if step.averaged or (step.becomes is None and step.reason != "before_sign='keep'")]
+    left = [step for step in steps if step.becomes is None and step.reason != "before_sign='keep'"]
     if left:
         where = "\n".join(f"{step.names[0] or '(the model itself)'}  {step}" for step in left)
         let = "activation lets" if len(left) == 1 else "activations let"

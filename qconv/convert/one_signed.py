@@ -40,14 +40,12 @@ class Found:
     Attributes:
         inputs: for each layer whose input is never negative, the activations that make it so.
         elsewhere: activations with a call that none of these layers reads: its values count, not its signs.
-        averaged: those of the layers that read such values after an average over many.
         untraced: activations whose calls no graph shows: they may precede the layers.
         outputs: for each part that was examined by itself, the activations that make its output one-signed.
     """
 
     inputs: dict[nn.Module, Sites] = field(default_factory=dict)
     elsewhere: set[Site] = field(default_factory=set)
-    averaged: set[nn.Module] = field(default_factory=set)
     untraced: set[Site] = field(default_factory=set)
     outputs: dict[nn.Module, Sites] = field(default_factory=dict)
 
@@ -76,8 +74,6 @@ _PASSING = {
     *("getitem", "chunk", "split", "unbind", "narrow", "select", "expand", "repeat", "repeat_interleave"),
     *("contiguous", "clone", "float", "half", "to", "roll", "flip"),
 }
-_AVERAGING_MODULES = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
-_AVERAGING = {"mean", "sum", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
 _ALL = {"add", "iadd", "mul", "imul", "truediv", "itruediv", "div"}
 _IN_PLACE = {"iadd", "isub", "imul", "itruediv"}
 _SELECTING = {"getitem", "chunk", "split", "unbind", "narrow", "select"}
@@ -129,8 +125,6 @@ class _Look:
                 input = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
                 if calls := walk.calls_of(input):
                     seen |= calls
-                    if input in walk.averaged:
-                        self.found.averaged.add(called)
                     self.found.add(called, frozenset(site for site, _ in calls))
             elif called is not None:
                 inner |= self.at(called)  # of torch.nn; one with layers inside could not be traced
@@ -223,7 +217,6 @@ class _Walk:
         self.root, self.names = root, names
         self.known: dict[fx.Node, Calls | None] = {}
         self.every: set[tuple[Site, fx.Node]] = set()
-        self.averaged: set[Any] = set()
         self.partly: set[fx.Node] = set()  # of which some channels may be negative
 
     def calls_of(self, value: Any) -> Calls | None:
@@ -240,8 +233,6 @@ class _Walk:
         is_call = any(call is node for _, call in found or ())
         if not is_call and not self.partly.isdisjoint(node.all_input_nodes):
             self.partly.add(node)
-        if found is not None and (self._averages(node) or not self.averaged.isdisjoint(node.all_input_nodes)):
-            self.averaged.add(node)
 
     def _calls(self, node: fx.Node) -> Calls | None:
         first = node.args[0] if node.args else node.kwargs.get("input")
@@ -274,12 +265,6 @@ class _Walk:
         if name == "interpolate" and node.kwargs.get("mode") == "bicubic":  # it may overshoot
             return None
         return self.calls_of(first) if name in _PASSING else None
-
-    def _averages(self, node: fx.Node) -> bool:
-        """Whether the call adds so many values that few below 0 don't count."""
-        if node.op == "call_module":
-            return type(self.root.get_submodule(str(node.target))) in _AVERAGING_MODULES
-        return _name(node) in _AVERAGING
 
     def _is_in_place(self, node: fx.Node) -> bool:
         """Whether the call changes its first argument."""

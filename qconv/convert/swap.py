@@ -61,7 +61,7 @@ def plan(
             sign is the activation, as in Bi-Real Net; ``"hardtanh"``; ``"prelu"``, with one learned slope, which
             is trained before frozen layers, too (modules only); ``"leaky"``, a slope of 2^-10: the sign is that of the
             ReLU's input, and all other readers get the ReLU's values (where the sign is that of an average over many,
-            it stays +1, and a warning says so); ``"keep"`` leaves it. All calls of a shared module, or of functions by
+            it stays +1); ``"keep"`` leaves it. All calls of a shared module, or of functions by
             a module's methods, change together: if no such sign follows one of them, or `torch.fx` can't trace where
             one is, they become ``"leaky"`` in place of the first three, and the plan says so. `to_float` undoes it. The
             layers record what precedes their signs, so a state dict of a model with another choice is refused; one

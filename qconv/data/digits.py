@@ -1,20 +1,17 @@
 """scikit-learn's handwritten digits: 1,797 real images of 8×8 pixels, shipped inside the package."""
 
-from collections.abc import Sequence
-
 import torch
-from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from ..ground.checks import check_at_least_one
 from ..images import Normalize
-from .augment import Augment, RandomCrop
-from .loader import TensorLoader, epoch_order, split_of
+from .augment import RandomCrop
+from .loader import SplitsDataModule, TensorLoader, epoch_order, split_of
 
 Split = tuple[Tensor, Tensor]
 
 
-class DigitsDataModule(LightningDataModule):
+class DigitsDataModule(SplitsDataModule):
     """1,197 images to train, 240 to validate, 360 to test, with the classes in equal shares.
 
     Images are normalised with the mean and standard deviation of the train split. Training shifts them by up to
@@ -57,21 +54,11 @@ class DigitsDataModule(LightningDataModule):
             self.background = float(-mean / std)
             self.normalize = Normalize([255 * mean.item()], [255 * std.item()])  # for pixels from 0 to 255
 
-    def train_dataloader(self) -> TensorLoader:
-        """Training images, shuffled and augmented by (seed, epoch)."""
-        return self._loader("train", augment=(RandomCrop(self.shift, self.background),), shuffle=True)
-
-    def val_dataloader(self) -> TensorLoader:
-        """All 240 validation images, unchanged."""
-        return self._loader("val")
-
-    def test_dataloader(self) -> TensorLoader:
-        """All 360 test images, unchanged."""
-        return self._loader("test")
-
-    def _loader(self, split: str, *, augment: Sequence[Augment] = (), shuffle: bool = False) -> TensorLoader:
-        images, labels = split_of(self.splits, split)
-        return TensorLoader(images, labels, epoch_order(self, len(labels), split, shuffle=shuffle), augment)
+    def loader(self, name: str, *, train: bool) -> TensorLoader:
+        """The images of the split; those for training are shifted."""
+        images, labels = split_of(self.splits, name)
+        augment = (RandomCrop(self.shift, self.background),) if train else ()
+        return TensorLoader(images, labels, epoch_order(self, len(labels), name, shuffle=train), augment)
 
 
 def split_digits(split_seed: int) -> dict[str, Split]:

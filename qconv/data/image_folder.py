@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryFile
 from typing import Any, Literal
 
 import torch
@@ -120,7 +119,7 @@ class ImageFolderDataModule(PicturesDataModule):
             for line in cached[1]:
                 _tell(line)
             return cached
-        make_cache_folder(self.cache.parent)
+        self.cache.parent.mkdir(parents=True, exist_ok=True)  # before all are decoded
         left_out: list[str] = []
         splits = {name: self._decode(name, left_out) for name in self.tree.splits}
         with atomic_file(self.cache) as file:
@@ -173,19 +172,6 @@ class ImageFolderDataModule(PicturesDataModule):
         if not left:
             raise BrokenPictureError(f"data.root (={self.root}): {name} has no readable image")
         return Pictures(images[kept] if problems else images, labels[kept])
-
-
-def make_cache_folder(folder: Path) -> None:
-    """Make the folder of cached files; raise a ValueError if files can't be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"data.cache (={folder}), the folder of decoded images, can't be written ({error.strerror}): give "
-            "data.cache=FOLDER, or set XDG_CACHE_HOME"
-        ) from error
 
 
 def cache_folder() -> Path:

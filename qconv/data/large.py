@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -12,7 +11,7 @@ from ..ground.checks import check_at_least_one, check_choice
 from ..ground.progress import terminal
 from ..images import DecodingError, Normalize, PixelRange, ReadingError, centre_crop, resize_bytes
 from .image_folder import Broken, BrokenPictureError, cores
-from .loader import EpochLoader, EpochOrder
+from .loader import EpochLoader, EpochOrder, SplitsDataModule
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """ImageNet's mean and deviation for pixels from 0 to 255, as in all published networks."""
@@ -26,7 +25,7 @@ Batch = tuple[Tensor, Tensor, list[DecodingError]]
 """Images, labels, and the problems with others."""
 
 
-class LargePicturesDataModule(LightningDataModule):
+class LargePicturesDataModule(SplitsDataModule):
     """Large images, which a subclass loads as batches of uint8 pixels, labels, and problems with other files.
 
     Training images are cropped at random (8 to 100 % of the area, aspect ratio 3/4 to 4/3), resized and mirrored at
@@ -76,25 +75,9 @@ class LargePicturesDataModule(LightningDataModule):
         self.normalize = Normalize(MEAN, STD)
         self.left_out: list[str] = []
 
-    def loader(self, name: str, *, train: bool) -> EpochLoader:
-        """Return batches of the split; for training in a new order each epoch, and cropped at random."""
-        raise NotImplementedError(f"{type(self).__name__} defines no loader()")
-
     def crop(self, *, train: bool) -> "Crop":
         """Return the function that crops the images."""
         return Crop(self.image_size[0], self.resize, self.seed if train else None)
-
-    def train_dataloader(self) -> EpochLoader:
-        """Training images, shuffled and augmented by (seed, epoch)."""
-        return self.loader("train", train=True)
-
-    def val_dataloader(self) -> EpochLoader:
-        """All validation images, cropped at the centre."""
-        return self.loader("val", train=False)
-
-    def test_dataloader(self) -> EpochLoader:
-        """All test images, cropped at the centre."""
-        return self.loader("test", train=False)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
         """Report the images that are left out, or end the run."""

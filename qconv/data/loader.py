@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from ..ground.checks import check_at_least_one
@@ -171,6 +172,26 @@ class EpochLoader(ABC):
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Resume that epoch after those batches."""
         self.resumed = dict(state_dict)
+
+
+class SplitsDataModule(LightningDataModule):
+    """The three loaders of a data module, by one method: only `test_dataloader` touches the test split."""
+
+    def loader(self, name: str, *, train: bool) -> Any:
+        """Return batches of the split; for training in a new order each epoch, and augmented."""
+        raise NotImplementedError(f"{type(self).__name__} defines no loader()")
+
+    def train_dataloader(self) -> Any:
+        """Training images, shuffled and augmented by (seed, epoch)."""
+        return self.loader("train", train=True)
+
+    def val_dataloader(self) -> Any:
+        """All validation images."""
+        return self.loader("val", train=False)
+
+    def test_dataloader(self) -> Any:
+        """All test images."""
+        return self.loader("test", train=False)
 
 
 class TensorLoader(EpochLoader):

@@ -1,17 +1,15 @@
 """Data sets in memory, one uint8 tensor per split, on the device that trains."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
-from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from ..ground.checks import check_at_least_one
 from ..images import Normalize
 from .augment import Augment, RandomCrop, RandomFlip, check_augment, mean_and_std
-from .loader import TensorLoader, epoch_order, split_of
+from .loader import SplitsDataModule, TensorLoader, epoch_order, split_of
 from .progressive import ProgressiveSize
 
 
@@ -22,12 +20,12 @@ class Pictures(NamedTuple):
     labels: Tensor
 
 
-class PicturesDataModule(LightningDataModule):
+class PicturesDataModule(SplitsDataModule):
     """Images in memory, augmented in batches on the device, normalized with mean and deviation of the train split.
 
     A subclass sets `num_classes`, `in_channels`, `image_size` and `classes` in its constructor and writes `read`. A
-    batch larger than a split is the whole split. Only `test_dataloader` touches the test split. If `normalize` is set
-    before `setup`, as for a network that was trained on other images, it stays.
+    batch larger than a split is the whole split. If `normalize` is set before `setup`, as for a network that was
+    trained on other images, it stays.
 
     Args:
         seed: seed of the order and augmentation of the training images; the split does not depend on it.
@@ -89,34 +87,21 @@ class PicturesDataModule(LightningDataModule):
             name: Pictures(images.to(device), labels.to(device)) for name, (images, labels) in splits.items()
         }
 
-    def train_dataloader(self) -> TensorLoader:
-        """Training images, shuffled and augmented by (seed, epoch), in the size of the epoch."""
-        loader = self._loader("train", self.augment, shuffle=True)
-        if self.progressive_size is not None:
-            loader.resize = partial(self._resized, self.progressive_size)
-        return loader
+    def loader(self, name: str, *, train: bool) -> TensorLoader:
+        """The images of the split; those for training are augmented, in the size of the epoch."""
+        images, labels = split_of(self.splits, name)
+        order = epoch_order(self, len(labels), name, shuffle=train)
+        augment, resize = (self.augment, self._resized) if train else ((), None)
+        return TensorLoader(images, labels, order, augment, self.normalize, resize)
 
-    def _resized(self, size: ProgressiveSize, images: Tensor, epoch: int) -> Tensor:
-        if self.trainer is None or not self.trainer.training:  # such as for batch norms that are taken anew
+    def _resized(self, images: Tensor, epoch: int) -> Tensor:
+        size = self.progressive_size
+        if size is None or self.trainer is None or not self.trainer.training:  # such as for batch norms taken anew
             return images
         epochs = self.trainer.max_epochs
         if epochs is None or epochs < 1 or epoch >= epochs - 1:  # without an end there is no progress towards it
             return images
         return size(images, epoch / epochs)
-
-    def val_dataloader(self) -> TensorLoader:
-        """All validation images, unchanged."""
-        return self._loader("val")
-
-    def test_dataloader(self) -> TensorLoader:
-        """All test images, unchanged."""
-        return self._loader("test")
-
-    def _loader(self, name: str, augment: Sequence[Augment] = (), *, shuffle: bool = False) -> TensorLoader:
-        images, labels = split_of(self.splits, name)
-        return TensorLoader(
-            images, labels, epoch_order(self, len(labels), name, shuffle=shuffle), augment, self.normalize
-        )
 
 
 def check_val_size(val_size: float) -> None:

@@ -15,7 +15,8 @@ class ProgressiveSize:
     With the progress p, from 0 to 1, a side has ``start`` of its pixels while p ≤ ``grow_from``, all of them from p =
     ``full_from`` on, and in between a share that grows linearly, rounded to multiples of ``multiple`` pixels. A step
     costs in proportion to the pixels: at half the side a quarter. Validation and test images keep their size, and so
-    do the training images of the last epoch, and those from which batch norms are taken anew (`reestimate_bn`).
+    do the training images of the last epoch, and those from which batch norms are taken anew (`reestimate_bn`). The
+    network must take images of all sizes, as one with global average pooling does.
 
     Args:
         start: the share of each side at the start.

@@ -9,7 +9,6 @@ import errno
 import io
 import os
 import struct
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -184,7 +183,6 @@ def decode_jpegs(files: Sequence[bytes], device: torch.device | str = "cpu") -> 
     """Decode JPEG files as RGB by torchvision, on the CPU or a GPU of NVIDIA; they are not turned."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    _ignore_deprecation()
     contents = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files]
     images: Any = decode_jpeg(contents, ImageReadMode.RGB, device) if contents else []
     return images
@@ -196,17 +194,6 @@ def _turned(image: Tensor, orientation: int) -> Tensor:
         image = image.transpose(1, 2)
     mirrored = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}.get(orientation)
     return image if mirrored is None else image.flip(mirrored)
-
-
-def _ignore_deprecation() -> None:
-    """Ignore that torchvision 0.29 points to torchcodec: those for the oldest torch we take have no such function.
-
-    The filter stays: `warnings.catch_warnings` would change the filters of other threads that decode.
-    """
-    start = "The image decoding"
-    patterns = [getattr(message, "pattern", None) for action, message, *_ in warnings.filters if action == "ignore"]
-    if start not in patterns:
-        warnings.filterwarnings("ignore", start, DeprecationWarning)
 
 
 def resize_bytes(images: Tensor, size: tuple[int, int]) -> Tensor:

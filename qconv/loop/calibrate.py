@@ -122,21 +122,21 @@ def calibrate_layers(
     seen = [name for name, number in zip(layers, reached, strict=True) if number]
     done = [name for name in seen if calibrate_from(layers[name], layers[name].input_quantizer, observers[name])]
     if blank := [name for name in seen if name not in done]:
-        names = ", ".join(f"'{name}'" for name in blank)
         warnings.warn(
-            f"calibrate: {'layer' if len(blank) == 1 else 'layers'} {names} could not be calibrated: the inputs have "
-            "no range, such as equal values only. Pass other or more batches",
+            f"calibrate: {_layers(blank)} could not be calibrated: the inputs have no range, such as equal values "
+            "only. Pass other or more batches",
             stacklevel=3,
         )
     if unseen := [name for name in layers if name not in seen and not layers[name].input_quantizer.calibrated]:
-        names = ", ".join(f"'{name}'" for name in unseen)
         warnings.warn(
-            f"calibrate: the model did not call {'layer' if len(unseen) == 1 else 'layers'} {names}: nothing was "
-            "calibrated there",
-            stacklevel=3,
+            f"calibrate: the model did not call {_layers(unseen)}: nothing was calibrated there", stacklevel=3
         )
     _tell({name: quantized[name] for name in counts}, counts.values(), device)
     return done
+
+
+def _layers(names: Collection[str]) -> str:
+    return ("layer " if len(names) == 1 else "layers ") + ", ".join(f"'{name}'" for name in names)
 
 
 def _tell(layers: Mapping[str, QuantizedLayer], counts: Iterable[Signs], device: torch.device) -> None:

@@ -8,17 +8,18 @@ import torch
 from ..ground.files import atomic_file
 
 FIGURES = {
-    "flip_rate": "weights that changed their level in the epoch, %",
-    "weights_never_flipped": "weights that never changed their level, %",
-    "weights_oscillating": "weights that have oscillated in more than 1 of 200 steps, %",
-    "weights_frozen": "weights frozen because they oscillated, %",
-    "weights_saturated": "weights without gradient, %",
-    "inputs_saturated": "inputs without gradient, %",
-    "inputs_dead": "input channels of one value, %",
-    "weight_error": "quantization error of the weight at the best scale, % of its energy",
-    "input_error": "quantization error of the input at the best scale, % of its energy",
+    "flip_rate": ("changed", "weights that changed their level in the epoch"),
+    "weights_never_flipped": ("never changed", "weights that never changed their level"),
+    "weights_oscillating": ("oscillating", "weights that have oscillated in more than 1 of 200 steps"),
+    "weights_frozen": ("frozen", "weights frozen because they oscillated"),
+    "weights_saturated": ("weights stuck", "weights without gradient"),
+    "inputs_saturated": ("inputs cut off", "inputs without gradient"),
+    "inputs_dead": ("dead channels", "input channels of one value"),
+    "weight_error": ("weight error", "quantization error of the weight at the best scale, of its energy"),
+    "input_error": ("input error", "quantization error of the input at the best scale, of its energy"),
 }
-"""The measured figures, shares from 0 to 1; `step`, the mean scale of the weight's codes, has no common axis."""
+"""The measured figures, a word and a sentence each: shares from 0 to 1. `step`, the mean scale of the weight's codes,
+has no common axis."""
 
 
 def draw_diagnostics(rows: list[dict[str, Any]], path: Path) -> None:
@@ -49,7 +50,7 @@ def draw_diagnostics(rows: list[dict[str, Any]], path: Path) -> None:
                 grid[layers.index(row["layer"]), epochs.index(row["epoch"])] = 100 * row[key]
         extent = (epochs[0] - 0.5, epochs[-1] + 0.5, len(layers) - 0.5, -0.5)
         image = axes.imshow(grid.numpy(), aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=extent)
-        axes.set_title(FIGURES[key], loc="left", fontsize=9)
+        axes.set_title(f"{FIGURES[key][1]}, %", loc="left", fontsize=9)
         axes.set_yticks(range(len(layers)), layers, fontsize=size)
         axes.tick_params(axis="x", labelsize=7)
         axes.xaxis.get_major_locator().set_params(integer=True)

@@ -73,8 +73,6 @@ def build(
             show_note(f"init_from={cfg.init_from}: {told}")
     size = data.in_channels, *data.image_size
     table = summarize(model, size)
-    if cfg.evaluate is None:
-        check_sizes(model, data)
     about = about_run(config, scheme.name, table)
     names = (short_call(config[group], default_of) for group in ("model", "data"))
     show_model(table, "{}, {scheme}, on {}".format(*names, scheme=about["scheme"]))
@@ -127,22 +125,6 @@ def note_splits(cfg: DictConfig, data: Any) -> None:
                 f"{word}: its run divided this folder differently ({difference}), so it may have been trained on "
                 "images that validate or are tested now"
             )
-
-
-def check_sizes(model: nn.Module, data: Any) -> None:
-    """Raise a ValueError if the network can't take the images of the first epochs, which may be smaller."""
-    progressive = getattr(data, "progressive_size", None)
-    if progressive is None:
-        return
-    height, width = progressive.smallest(data.image_size)
-    try:
-        summarize(model, (data.in_channels, height, width))
-    except ValueError as error:
-        cause = error if error.__cause__ is None else error.__cause__
-        raise ValueError(
-            f"data.progressive_size.start (={progressive.start}): the network takes no images of {height}×{width} "
-            f"pixels; one with global average pooling does, such as model=resnet20 ({cause})"
-        ) from error
 
 
 def float_model(cfg: DictConfig, in_channels: int, num_classes: int) -> nn.Module:

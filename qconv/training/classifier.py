@@ -202,22 +202,15 @@ class Classifier(LightningModule):
         if self.sine_penalty != 0:
             loss = loss + self.sine_penalty * sine_penalty(self.model)
         if self.dampening != 0:
-            factor = at((0.0, self.dampening), since(DAMPENING_START, self._progress(batch_idx)))
+            # The trainer's number of steps may have grown by an epoch in which nothing is trained.
+            progress = self.trainer.global_step / (self.total_steps or self.trainer.estimated_stepping_batches)
+            factor = at((0.0, self.dampening), since(DAMPENING_START, progress))
             loss = loss + factor * dampening_penalty(self.model)
         return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Count the learning rate of the step: several batches may make one."""
         self.means["lr"].update(optimizer.param_groups[0]["lr"], 1)
-
-    def _progress(self, batch_idx: int) -> float:
-        """The share of the training that is done; the number of steps may differ between epochs."""
-        # The trainer's number may have grown by an epoch in which nothing is trained.
-        total = self.total_steps or self.trainer.estimated_stepping_batches
-        if self.steps_per_epoch is None:
-            return self.trainer.global_step / total
-        within = batch_idx // self.trainer.accumulate_grad_batches
-        return (self.trainer.current_epoch * self.steps_per_epoch + within) / total
 
     def on_validation_epoch_start(self) -> None:
         """Clear the sums of an interrupted evaluation."""

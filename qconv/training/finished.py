@@ -64,8 +64,7 @@ class FinishedRun:
         """Return the quantized network with the weights of the best checkpoint; a CheckpointError if there are none."""
         best = self.folder / BEST
         checkpoint = load_checkpoint(best)
-        with config_errors(self.folder / CONFIG):
-            model, _ = quantized_model(self.cfg, self.data)
+        model = self.untrained()
         weights = checkpoint["state_dict"]
         model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items()})
         return model.eval()

@@ -1,6 +1,5 @@
 """``resume=RUN``: continues a run from its folder."""
 
-import copy
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,14 +7,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
-from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
-from ..loop.optimizer_step import set_progress
 from ..runs.run_files import LAST, RESULT
 from .checkpoint_io import load_checkpoint
 from .classifier import Classifier
@@ -24,7 +19,6 @@ from .stored_config import stored_config
 from .trained_on import class_of
 from .trainer import make_trainer
 
-LEARNING_RATE = "learning rate"
 FACTORS = ("devices", "num_nodes")
 OF_STEPS = ("accumulate_grad_batches", "limit_train_batches")
 """The trainer's keys that decide which images an optimizer step sees, with batch size and number of processes."""
@@ -85,7 +79,7 @@ def _ended_early(cfg: DictConfig, done: int, path: Path) -> str | None:
 
 
 def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]:
-    """Yield what differs from the run so far, a line each, and whether it would have been the same from the start."""
+    """Yield what differs from the run so far, a line each, and what follows from it."""
     before, now = checkpoint["config"], classifier.config or {}
     stored, asked = before["trainer"], now["trainer"]
     sizes = pictures_in_step(before), pictures_in_step(now)
@@ -95,7 +89,7 @@ def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]
     )
     epochs = stored["max_epochs"], asked["max_epochs"]
     if epochs[0] != epochs[1]:
-        yield f"trainer.max_epochs: {epochs[0]} → {epochs[1]}. {_of_schedules(checkpoint['epoch'], epochs, classifier)}"
+        yield f"trainer.max_epochs: {epochs[0]} → {epochs[1]}. From here on, schedules follow {epochs[1]} epochs."
     for key in sorted({*stored, *asked} - {"max_epochs"}):
         if not same(key, stored, asked):
             what = of_steps if key in FACTORS else WHAT.get(key, "From here on, the run differs.")
@@ -117,54 +111,3 @@ def pictures_in_step(config: Mapping[str, Any]) -> int | None:
     trainer, batch = config["trainer"], (config.get("data") or {}).get("batch_size")
     factors = [batch, *(trainer.get(key, 1) for key in FACTORS)]
     return math.prod(factors) if all(isinstance(factor, int) for factor in factors) else None
-
-
-def _of_schedules(last: int, epochs: tuple[int, int], classifier: Classifier) -> str:
-    """Say whether the epochs so far (0 to `last`) depend on the total number of epochs."""
-    depends = []
-    if _lr_depends(last, epochs, classifier):
-        depends.append(LEARNING_RATE)
-    if _quantizers_depend(last, epochs, classifier.model):
-        depends.append("quantizers' schedules")
-    config = classifier.config or {}
-    if classifier.dampening:
-        depends.append("dampening")
-    if config.get("step_rules"):
-        depends.append("step rules")
-    if (config.get("data") or {}).get("progressive_size"):
-        depends.append("image size")
-    if not depends:
-        return f"No schedule depends on it: the result is the same as of {epochs[1]} epochs from the start."
-    names = " and the ".join(depends)
-    follow = "follow" if names.endswith("s") or len(depends) > 1 else "follows"
-    return (
-        f"From here on, the {names} {follow} {epochs[1]} epochs instead of {epochs[0]}, so the result differs from "
-        f"{epochs[1]} epochs from the start."
-    )
-
-
-def _lr_depends(last: int, epochs: tuple[int, int], classifier: Classifier) -> bool:
-    """Whether the learning rates of the epochs so far differ; assumed for schedules that give no formula."""
-    make, steps = classifier.make_scheduler, 100  # an epoch
-    if make is None:
-        return False
-    made: list[Any] = []
-    for count in epochs:
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-        made.append(make(optimizer, total_steps=count * steps))
-    if not all(isinstance(scheduler, LambdaLR) for scheduler in made):
-        return True
-    one, other = (scheduler.lr_lambdas[0] for scheduler in made)
-    return any(one(step) != other(step) for step in range((last + 1) * steps))
-
-
-def _quantizers_depend(last: int, epochs: tuple[int, int], model: nn.Module) -> bool:
-    """Whether `set_progress` sets other values in the epochs so far."""
-    one, other = copy.deepcopy(model), copy.deepcopy(model)
-    for epoch in range(last + 1):
-        set_progress(one, epoch / epochs[0])
-        set_progress(other, epoch / epochs[1])
-        pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
-        if any(not torch.equal(a, b) for a, b in pairs):
-            return True
-    return False

@@ -3,6 +3,7 @@
 The stored config is compared with the requested one, and then the tensors.
 """
 
+import inspect
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +14,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor
 
 from ..runs.run_files import CONFIG, LAST, config_folder
+from .callbacks.checkpoints import Checkpoints
+from .callbacks.ewgs_delta import EWGSDelta
 from .checkpoint_io import CheckpointError
 from .classifier import Classifier
+from .trained_on import class_of
+
+# The parts of the config that a checkpoint and its reader must share: to evaluate, and to resume.
+NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
+RUN = (
+    *(*NETWORK, "data", "seed", "loss", "shift_decay", "dampening", "sine_penalty", "step_rules", "optimizer"),
+    *("scheduler", "trainer", "callbacks", "init_from", "weight_init", "reestimate_bn"),
+)
 
 # Where the images lie, who reads them, and how many at once; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "decode", "download", "train", "val", "test", "index", "batch_size")
@@ -36,24 +48,39 @@ def check_checkpoint(path: Path, checkpoint: dict[str, Any], classifier: Classif
 
 
 def check_config(path: Path, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
-    """Raise a CheckpointError unless the config of the checkpoint's run agrees with `config` in `groups`.
-
-    The images may lie elsewhere.
-    """
+    """Raise a CheckpointError unless the config of the checkpoint's run agrees with `config` in `groups`."""
     stored = checkpoint.get("config")
     if not isinstance(stored, dict):
         raise CheckpointError(f"checkpoint {path}: not written by qconv train (it has no 'config')")
     known = {**first_defaults(), **stored}
     for group in groups:
-        before: Any = known.get(group)
-        now: Any = config.get(group)
-        if group == "data" and before and now:
-            before, now = (
-                {k: v for k, v in node.items() if k not in PLACES and v is not None} for node in (before, now)
-            )
+        before, now = decisive(group, known), decisive(group, config)
         if before != now:
             words = f"was trained with {group} {call(before)}, but this run has {call(now)}"
             raise CheckpointError(f"checkpoint {path} {words}: {as_it_was(path)}")
+
+
+def decisive(group: str, config: Mapping[str, Any]) -> Any:
+    """Return what decides the results in a part of a config: the images may lie elsewhere.
+
+    Of the callbacks these are those that average weights (the file's state dict then holds the averages), measure
+    EWGS's delta, or choose the best epoch (a best score is useless for another figure); with their defaults.
+    """
+    node = config.get(group)
+    if group == "data" and node:
+        return {key: value for key, value in node.items() if key not in PLACES and value is not None}
+    if group != "callbacks":
+        return node
+    kinds = [(class_of(each), each) for each in (node or {}).values() if isinstance(each, dict)]
+    deciding = WeightAveraging | StochasticWeightAveraging | EWGSDelta | Checkpoints
+    found = [_arguments(kind, each) for kind, each in kinds if kind is not None and issubclass(kind, deciding)]
+    return sorted(found, key=lambda each: each["_target_"])
+
+
+def _arguments(kind: type, node: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: each.default for name, each in inspect.signature(kind).parameters.items()} | dict(node)
+    names = ("monitor",) if issubclass(kind, Checkpoints) else (name for name in values if not name.startswith("_"))
+    return {"_target_": kind.__name__, **{name: values[name] for name in names}}
 
 
 def as_it_was(path: Path) -> str:
@@ -80,6 +107,8 @@ def check_tensors(path: Path, checkpoint: dict[str, Any], state_dict: Mapping[st
 
 def call(node: Any) -> str:
     """Write a config node as its call: `qconv.schemes.shift_q(weight_bits=5)`; nulls are left out."""
+    if isinstance(node, list):
+        return f"[{', '.join(map(call, node))}]"
     if not isinstance(node, dict) or "_target_" not in node:
         return repr(node)
     arguments = ", ".join(

@@ -1,9 +1,6 @@
 """A whole run from its composed config: the function that `qconv train` calls."""
 
-import logging
-import re
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,9 +26,8 @@ from .leanness import check_lean, make_lean, mode_of
 from .norm_estimates import batch_norms_kept, reestimate_batch_norm
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
-from .resume import check_checkpoint
-from .run_folder import AUTO, NETWORK, RUN, check_free, claimed, is_first_process, run_to_resume
-from .same_callbacks import check_callbacks
+from .resume import NETWORK, RUN, check_checkpoint
+from .run_folder import AUTO, check_free, claimed, is_first_process, run_to_resume
 from .shipping import leave_report, note_shipped, ship
 from .trained_on import other_images
 
@@ -66,7 +62,6 @@ def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Class
     """Raise unless the run can go on from its checkpoint; say what is changed by the user's word."""
     path = Path(cfg.resume) / LAST
     check_checkpoint(path, checkpoint, classifier, tuple(group for group in RUN if group != "trainer"))
-    check_callbacks(path, checkpoint, classifier.config or {})
     if cfg.trainer.max_epochs <= checkpoint["epoch"]:
         raise ValueError(
             f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least {checkpoint['epoch'] + 1}, the epochs "
@@ -211,7 +206,9 @@ def evaluate(cfg: DictConfig) -> Evaluation:
         with interruptions_named(trainer):
             (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
             (test,) = trainer.test(classifier, datamodule=data, verbose=False)
-        note_others(checkpoint, trainer)
+        loader: Any = data.train_dataloader()
+        if difference := other_images(checkpoint, data, loader):
+            show_note(f"{difference}: if they are the same images, it may have been trained on some that validate now")
         note_shipped(Path(cfg.evaluate), about)
         figures = {**_own_figures({**val, **test}, about), "quantized": is_final(classifier)}
         evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
@@ -219,17 +216,6 @@ def evaluate(cfg: DictConfig) -> Evaluation:
             write_json(evaluation, Path(cfg.run_dir) / EVALUATION)
             show_outcome(evaluation)
     return evaluation
-
-
-def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
-    """Say if there are other images in the run's own place than it was trained on."""
-    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    if difference := other_images(checkpoint, data, data.train_dataloader()):
-        show_note(f"{difference}: if they are the same images, it may have been trained on some that validate now")
-
-
-WATCHER = logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script")
-"""Lightning's logger about the processes that it has started."""
 
 
 class LostProcessError(OSError):
@@ -241,8 +227,7 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
     """Report that the run was stopped or another process was lost, and how to continue."""
     handler = signal.getsignal(signal.SIGINT)
     try:
-        with _last_words(trainer):
-            yield
+        yield
     except SIGTERMException as error:
         raise SIGTERMException(f"stopped by SIGTERM; {where_to_go_on(trainer)}") from error
     except SystemExit as error:
@@ -265,34 +250,7 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
             # Lightning looks after them, and would kill this process, too, before its message is shown.
             getattr(launcher, "procs", []).clear()
         reason = words.splitlines()[0].rpartition("] ")[2].partition(". ")[0]  # without the place in gloo's source
-        raise LostProcessError(_lost(trainer, reason)) from error
-
-
-def _lost(trainer: Trainer, reason: str) -> str:
-    return (
-        f"process {trainer.global_rank} of {trainer.world_size}: another one was lost, or did not answer within "
-        f"trainer.timeout_s ({reason}); {where_to_go_on(trainer)}"
-    )
-
-
-@contextmanager
-def _last_words(trainer: Trainer) -> Iterator[None]:
-    """Say why Lightning kills this process: every 5 seconds it looks whether one that it started has ended.
-
-    Lightning may do so before this process notices, and its own message is not shown.
-    """
-
-    def say(record: logging.LogRecord) -> bool:
-        if (code := re.search(r"terminated with code (-?\d+)", record.getMessage())) is not None:
-            sys.stderr.write(f"error: {_lost(trainer, f'it ended with code {code[1]}')}\n")
-            sys.stderr.flush()
-        return False
-
-    level = WATCHER.level
-    WATCHER.setLevel(logging.INFO)
-    WATCHER.addFilter(say)
-    try:
-        yield
-    finally:
-        WATCHER.removeFilter(say)
-        WATCHER.setLevel(level)
+        raise LostProcessError(
+            f"process {trainer.global_rank} of {trainer.world_size}: another one was lost, or did not answer within "
+            f"trainer.timeout_s ({reason}); {where_to_go_on(trainer)}"
+        ) from error

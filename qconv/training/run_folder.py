@@ -15,19 +15,13 @@ from pytorch_lightning.utilities import rank_zero_only
 from ..ground.files import atomic_file
 from ..runs.run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
 from .report.screen import show_note
-from .same_callbacks import deciding
+from .resume import RUN, decisive
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
-# The parts of the config that a checkpoint and its reader must share: to evaluate, and to resume.
-NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
-RUN = (
-    *(*NETWORK, "data", "seed", "loss", "shift_decay", "dampening", "sine_penalty", "step_rules", "optimizer"),
-    *("scheduler", "trainer", "init_from", "weight_init", "reestimate_bn"),
-)
 AUTO = "auto"
 BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(-\d+)?(/\d+)?$")  # how Hydra names a folder, also in a sweep
 
@@ -57,7 +51,7 @@ def same_run(path: Path, asked: Any) -> bool:
     written: Any = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(written, dict):
         return False
-    return all(written.get(group) == asked.get(group) for group in RUN) and deciding(written) == deciding(asked)
+    return all(decisive(group, written) == decisive(group, asked) for group in RUN)
 
 
 def check_free(cfg: DictConfig, *, go_on: bool) -> None:

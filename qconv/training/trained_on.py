@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,26 +34,17 @@ def describe_pictures(data: Any) -> dict[str, Any]:
 
 
 def _pictures(data: Any) -> dict[str, Any] | None:
-    normalize, resize = getattr(data, "normalize", None), getattr(data, "resize", None)
-    channels, size = getattr(data, "in_channels", None), getattr(data, "image_size", None)
-    mean, std = _numbers(getattr(normalize, "mean", None)), _numbers(getattr(normalize, "std", None))
-    sides, values = _numbers(size), _numbers(getattr(data, "pixel_range", None))
-    if not isinstance(channels, int) or sides is None or mean is None or std is None:
-        return None
-    return {
-        "size": [channels, *map(int, sides)],
-        "resize": resize if isinstance(resize, int) else None,
-        "mean": mean,
-        "std": std,
-        **({} if values is None else {"pixel_range": values}),
-    }
-
-
-def _numbers(values: Any) -> list[float] | None:
     try:
-        return [float(value) for value in values]
-    except (TypeError, ValueError):
+        pictures = {
+            "size": [operator.index(data.in_channels), *map(int, data.image_size)],
+            "resize": data.resize if isinstance(getattr(data, "resize", None), int) else None,
+            "mean": [float(value) for value in data.normalize.mean],
+            "std": [float(value) for value in data.normalize.std],
+        }
+    except (AttributeError, TypeError, ValueError):
         return None
+    pixel_range = getattr(data, "pixel_range", None)
+    return pictures if pixel_range is None else {**pictures, "pixel_range": [float(value) for value in pixel_range]}
 
 
 def class_names(data: Any) -> list[str] | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...ground.environment import machine, versions
 from ...ground.files import atomic_file
 from ...runs.curves import best_row
+from ...runs.diagnostics_figure import FIGURES
 from ...runs.run_files import PACKED
 from ...summary.costs_table import format_bits, format_int
 from ...summary.terminal import short
@@ -35,15 +36,6 @@ SETTINGS = {
 MATRIX = 25  # classes at most of a matrix that is shown whole
 ROWS = 20  # classes, or pairs of classes, that are shown at once of more
 SMALL = 64  # pixels a side of an image whose pixels are shown as squares
-DIAGNOSTICS = {
-    "flip_rate": ("changed", "weights that changed their level in the last epoch"),
-    "weights_never_flipped": ("never changed", "weights that have never changed their level"),
-    "weights_saturated": ("weights stuck", "weights without gradient"),
-    "inputs_saturated": ("inputs cut off", "inputs without gradient"),
-    "inputs_dead": ("dead channels", "input channels of one value"),
-    "weight_error": ("weight error", "quantization error of the weight at the best scale, of its energy"),
-    "input_error": ("input error", "quantization error of the input at the best scale, of its energy"),
-}
 CONSPICUOUS = {
     "weights_saturated": (0.5, "of its weights get no gradient"),
     "inputs_saturated": (0.9, "of its inputs pass no gradient on"),
@@ -95,12 +87,8 @@ def content(report: Report) -> dict[str, Any]:
 
 def title(config: dict[str, Any]) -> dict[str, str]:
     """Name network, scheme and data in a word each."""
-    names = {key: _last(config[key]) for key in ("model", "scheme", "data")}
+    names = {key: str(config[key].get("_target_", "")).rpartition(".")[2] for key in ("model", "scheme", "data")}
     return {**names, "data": names["data"].removesuffix("DataModule")}
-
-
-def _last(node: Any) -> str:
-    return str(node.get("_target_", "")).rpartition(".")[2] if isinstance(node, dict) else str(node)
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
@@ -206,7 +194,7 @@ def diagnostics(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the last figures of each layer with their trend, and the conspicuous ones."""
     if not rows:
         return None
-    shown = {key: words for key, words in DIAGNOSTICS.items() if any(key in row for row in rows)}
+    shown = {key: words for key, words in FIGURES.items() if any(key in row for row in rows)}
     by_layer: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_layer.setdefault(row["layer"], []).append(row)
