@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # OpenCV 5.0.0, MNN 3.6.1: a cubic GridSample of an ONNX file is computed as the linear one.
 #
-# Expected: weights of four pixels in each direction with a = -0.75, as ONNX Runtime has them for the mode "cubic", which
-# PyTorch's exporter writes for grid_sample(mode="bicubic") from opset 20 on.
+# Expected: weights of four pixels in each direction with a = -0.75, as ONNX Runtime has them for the mode "cubic",
+# which PyTorch's exporter writes for grid_sample(mode="bicubic") from opset 20 on.
 # Happens: OpenCV and MNN give the numbers of mode "linear". Nothing is said.
 # Seen, 6 x 6 random pixels, the largest 2.3, places inside of the image: errors up to 0.4 for both, and 1e-6 from the
 # linear numbers; ONNX Runtime 2e-6 from the cubic ones.

@@ -5,8 +5,8 @@
 # has them.
 # Happens: cv2.dnn makes one int8 layer of the four nodes, and that layer adds, whatever the operator was. Nothing is
 # said. Only Mul is a product, and with floats for one of the inputs all operators are right.
-# Seen, steps of 0.05, 0.03 and 0.07, as the largest error of numbers from -4 to 13: Sub 4.48, Div 11.27, Max 3.57,
-# Min 3.85, Mean 1.96, and 0 from the sum; Add and Mul at most one step. With floats as second input at most one step.
+# Seen, steps of 0.05, 0.03 and 0.07, as the largest error of numbers from -4 to 13: Sub 4.48, Div 11.27, Max 3.57, Min
+# 3.85, Mean 1.96, and 0 from the sum; Add and Mul at most one step. With floats as second input at most one step.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment

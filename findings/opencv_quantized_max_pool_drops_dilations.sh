@@ -2,8 +2,9 @@
 # OpenCV 5.0.0: a MaxPool between quantizers loses its dilations, and gives a larger image.
 #
 # Expected: with a kernel of 2 x 2 and dilations 2, each number is the largest of four pixels two apart, 6 x 6 of 8 x 8.
-# Happens: cv2.dnn makes one int8 layer of DequantizeLinear, MaxPool and QuantizeLinear, and that layer takes neighbours:
-# 7 x 7 numbers. Layers that accept any size, as a global pool does, say nothing. The float MaxPool is right.
+# Happens: cv2.dnn makes one int8 layer of DequantizeLinear, MaxPool and QuantizeLinear, and that layer takes
+# neighbours: 7 x 7 numbers. Layers that accept any size, as a global pool does, say nothing. The float MaxPool is
+# right.
 # Seen, 8 x 8 pixels: (1, 1, 7, 7), equal to the pool without dilations; of floats (1, 1, 6, 6), all right; the mean of
 # the image behind them is 1.62, not 1.46.
 set -euo pipefail

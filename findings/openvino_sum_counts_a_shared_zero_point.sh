@@ -2,9 +2,9 @@
 # OpenVINO 2026.4.1 (CPU): behind a ReduceSum, a quantizer that shares its zero point takes n times that zero point.
 #
 # Expected: the sum of the dequantized numbers, quantized, as ONNX Runtime has it, however many nodes read a constant.
-# Happens: if the quantizers before and behind the sum read one constant as zero point, the sum of n pixels is off by
-# (n - 1) * zero point * last step, far outside of its codes. Nothing is said. With a constant of the same value for
-# each, with zero points 0, or with ReduceMean, numbers are right.
+# Happens: if the quantizers before and behind the sum read one constant as zero point, the sum of n pixels is off by (n
+# - 1) * zero point * last step, far outside of its codes. Nothing is said. With a constant of the same value for each,
+# with zero points 0, or with ReduceMean, numbers are right.
 # Seen for 16 pixels, steps 0.05, zero point 121: all sums off by -90.75 = -15 * 121 * 0.05, where the codes end at 6.7;
 # with the last step 0.07 by -127.05; with two constants, or zeros, 0.0; ReduceMean at most one step.
 set -euo pipefail

@@ -5,8 +5,8 @@
 # filtered, as Pillow does and ONNX Runtime computes: the triangle is as wide as the factor.
 # Happens: all four give the numbers of a Resize without antialias. Nothing is said. A camera image made four times
 # smaller keeps 1 pixel of 4 in each direction, and its noise and moire, which the network was trained without.
-# Seen, 16 x 16 random pixels to 4 x 4: ONNX Runtime 0.0 from the filtered numbers; the other four 0.0 from those without
-# a filter, and 1.2 from the filtered ones.
+# Seen, 16 x 16 random pixels to 4 x 4: ONNX Runtime 0.0 from the filtered numbers; the other four 0.0 from those
+# without a filter, and 1.2 from the filtered ones.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment

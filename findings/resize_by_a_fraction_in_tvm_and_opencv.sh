@@ -3,9 +3,9 @@
 #
 # Expected: places are (target + 0.5) / scale - 0.5 with the scale of the file, as ONNX Runtime has them, and PyTorch
 # with recompute_scale_factor=None, its default.
-# Happens: both divide by the ratio of the whole sizes in place of the scale. For 7 pixels and a scale of 1.5, which gives
-# 10, that is 1.43, so pixels move, the further right, the more. Nothing is said. Where scale * size is whole, and with
-# sizes given, they are right.
+# Happens: both divide by the ratio of the whole sizes in place of the scale. For 7 pixels and a scale of 1.5, which
+# gives 10, that is 1.43, so pixels move, the further right, the more. Nothing is said. Where scale * size is whole, and
+# with sizes given, they are right.
 # Seen for both, 7 x 7 random pixels, errors of linear and of nearest pixels: 1.2 and 2.8 for 1.5, 1.0 and 1.8 for 0.5,
 # and for 2 0.0; from the numbers for the ratio of sizes 0.0.
 set -euo pipefail

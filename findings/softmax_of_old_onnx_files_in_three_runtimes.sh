@@ -4,8 +4,8 @@
 # Expected: up to opset 12 a Softmax with axis 1 makes all channels and pixels of an image sum up to 1, as the standard
 # says and ONNX Runtime computes; from 13 on, the channels of each pixel do.
 # Happens: OpenVINO, OpenCV and onnx's ReferenceEvaluator compute the newer meaning for older files. Nothing is said.
-# Seen, images of 3 x 4 x 5, opset 11, sums of all numbers of an image: ONNX Runtime 1, the other three 20. With opset 13,
-# all four 20.
+# Seen, images of 3 x 4 x 5, opset 11, sums of all numbers of an image: ONNX Runtime 1, the other three 20. With opset
+# 13, all four 20.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
