@@ -3,8 +3,8 @@
 #
 # Expected: with transA=1 Gemm multiplies the transposed input; Shrink, PyTorch's Softshrink and Hardshrink, gives 0
 # from -lambd to lambd.
-# Happens: MNN's Gemm with transA gives other numbers. Its Shrink adds the bias to each negative number, so those near 0
-# become positive. Nothing is said. transB, and Shrink above 0, are right.
+# Happens: MNN's Gemm with transA gives other numbers. Its Shrink gives 0 below -lambd, and adds the bias to numbers
+# from there to 0. Nothing is said. transB, and Shrink above 0, are right.
 # Seen: Gemm of 8 x 3 and 8 x 6 normal numbers, transA=1: error 7.4, with transA=0 and transB=1 1e-6. Shrink with bias
 # 0.2 and lambd 0.6 of -1, -0.5, -0.1, 0.5, 1: 0, -0.3, 0.1, 0, 0.8, where -0.8, 0, 0, 0, 0.8 is right.
 set -euo pipefail
