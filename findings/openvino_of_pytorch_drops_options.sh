@@ -42,7 +42,6 @@ CASES = {
 torch.manual_seed(0)
 x = torch.randn(1, 2, 11, 11)
 for name, (function, without) in CASES.items():
-
     network = openvino.convert_model(Network(function).eval(), example_input=x)
     compiled = openvino.Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     found = torch.from_numpy(compiled(x.numpy())[0])
