@@ -53,7 +53,7 @@ def export_onnx(
         round_outputs: compute the float outputs of layers of codes, and values added to them, in integers, too, rounded
             to 256 numbers over their range with `example`. That is faster, and can change decisions.
         four_bits: store integers that fit in 4 bits so, not as int8. ONNX Runtime (1.32) and onnx's reference evaluator
-            read that; TVM, tinygrad and MNN do not, and IREE computes wrong outputs from it.
+            read that; TVM, tinygrad, MNN and IREE do not.
         signed: let codes be int8 with zero point 0, for runtimes that have no others, such as TensorRT.
         clamp_by_saturation: let codes end at 255, so that QuantizeLinear clamps them, without a Min behind it, which
             some runtimes do not fuse; ONNX Runtime is faster with it.
