@@ -17,7 +17,7 @@ from conftest import METHODS as ALL_METHODS
 from methods import CONSTANTS, FUNCTIONS, MADE_OF_SCHEMES, QUANTIZERS, Make, ready
 from settings import mostly_nightly
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torchvision.ops import DeformConv2d
 from torchvision.transforms import v2
 
@@ -56,7 +56,7 @@ from qconv.quantizers import (
     Stages,
     XNORppWeight,
 )
-from qconv.training import Checkpoints, Classifier, EWGSDelta, MovingAverage
+from qconv.training import Checkpoints, Classifier, EWGSDelta, MovingAverage, make_trainer
 from qconv.training.leanness import check_lean
 from qconv.training.losses import CrossEntropy, Distillation
 from qconv.training.schedules import cosine, linear, steps
@@ -787,6 +787,13 @@ OPTIM: list[Row] = [
     (lambda: OvSW(delta=-1), ValueError, r"delta \(=-1\) must be at least 0"),
     (lambda: OvSW(momentum=1.0), ValueError, r"momentum \(=1.0\)"),
     (lambda: OvSW().attach(small(), wrong(object())), TypeError, "must be a torch"),
+    (
+        lambda: ModelOptimizer(Adam, betas=[0.9]),
+        ValueError,
+        r"betas \(=\[0.9\]\) must be 2 numbers, such as",
+    ),
+    (lambda: ModelOptimizer(Adam, lr=wrong(None)), ValueError, r"lr \(=None\) must be a number, such as 0.001"),
+    (lambda: make_trainer(gradient_clip_val=-1), ValueError, r"gradient_clip_val \(=-1\) must be at least 0"),
     (lambda: ModelOptimizer(SGD, lr=-1), ValueError, r"lr \(=-1\) must be at least 0 and finite"),
     (lambda: ModelOptimizer(SGD, lr=0.1)(wrong(iter(()))), TypeError, "must be the module itself, not its parameters"),
     *(

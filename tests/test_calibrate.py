@@ -151,6 +151,19 @@ def test_a_compiled_model_stays_whole_and_is_not_watched() -> None:
     assert evaluated(compiled, IMAGES) == []
 
 
+def test_a_whole_graph_asks_for_the_range_of_a_stage_that_begins() -> None:
+    staged = qconv.schemes.staged([(0, qconv.schemes.identity()), (0.5, qconv.schemes.lsq())])
+    model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=staged))
+    compiled: Any = torch.compile(model, fullgraph=True, backend="eager")
+    qconv.calibrate(model, [IMAGES])
+    compiled(IMAGES)
+    qconv.set_progress(model, 0.5)
+    with pytest.raises(Exception, match=r"qconv.calibrate\(model, batches\) before .*, and where a stage begins"):
+        compiled(IMAGES)
+    qconv.calibrate(model, [IMAGES])
+    compiled(IMAGES)
+
+
 def test_what_needs_no_data_quantizes_while_others_are_calibrated() -> None:
     """In the first call as in the second."""
     model: Any = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Flatten(), nn.Linear(4, 2))

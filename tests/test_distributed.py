@@ -80,7 +80,7 @@ CALIBRATED = [name for name, scheme in METHODS.items() if not scheme.input().cal
 SHARDED = by_name(
     *(schemes.xnor(center=True), schemes.ttq(), schemes.shift_ps(), schemes.lsq(), schemes.pact(), schemes.apot()),
     *(schemes.dsq(), schemes.n2uq(), schemes.lsq_plus(), schemes.adabin(), schemes.recu(), schemes.minmax()),
-    schemes.inq(),
+    *(schemes.inq(), schemes.two_stage(schemes.lsq(), 0.2)),
 )
 """Each with learned numbers of another kind, or with weights that are frozen one by one."""
 
@@ -300,7 +300,7 @@ def two_steps(scheme: Scheme, fully_sharded: bool) -> State:
     qconv.calibrate(model, [pictures()])
     if fully_sharded:
         sharded(model)
-    qconv.set_progress(model, 0.3)  # INQ freezes weights
+    qconv.set_progress(model, 0.3)  # INQ freezes weights, and the second stage begins
     optimizer = optimizer_of(model)
     for _ in range(2):
         optimizer.zero_grad()
@@ -427,7 +427,10 @@ def test_shards_from_the_meta_device_start_anew(name: str, ranks: list[dict[str,
 
 
 def test_a_first_batch_that_sharding_would_lose_is_refused(ranks: list[dict[str, Any]]) -> None:
-    assert "call qconv.calibrate(model, batches) before fully_shard" in ranks[0]["sharded"]["uncalibrated"]
+    assert (
+        "call qconv.calibrate(model, batches) before fully_shard; no later stage may need"
+        in ranks[0]["sharded"]["uncalibrated"]
+    )
 
 
 def mean(states: list[State]) -> State:

@@ -253,7 +253,7 @@ def test_it_goes_on_after_an_interruption(
     with pytest.raises(KeyboardInterrupt):
         prepare_pictures(tree, other, size=SIZE, pictures_per_file=7)
     assert sorted(path.name for path in other.iterdir()) == ["settings.json", "train-00000.tar"]
-    with pytest.raises(FileNotFoundError, match=r"other\): is not finished: run the command again"):
+    with pytest.raises(FileNotFoundError, match=r"other\): it is not finished: run the command again"):
         made(other)
     calls.clear()
     prepare_pictures(tree, other, size=SIZE, pictures_per_file=7)
@@ -369,6 +369,13 @@ def cut(path: Path) -> None:
         (cut, "train-00001.tar", {}, ShardError, r"train-00001.tar has [\d,]+ bytes instead of [\d,]+"),
         (cut, INDEX, {}, DamagedFileError, r"index .*index.pt: cut off"),
         (Path.unlink, INDEX, {}, FileNotFoundError, r"is not finished: run the command again \(qconv data pr"),
+        (
+            lambda path: [each.unlink() for each in path.glob("*.*")],
+            "",
+            {},
+            FileNotFoundError,
+            "not prepared .* NEW_FOLDER",
+        ),
         (lambda path: torch.save([1], path), INDEX, {}, DamagedFileError, r"not written by this version of qconv"),
         (shutil.rmtree, "", {}, FileNotFoundError, r"data.root \(=.*prepared\): there is no such folder"),
         (None, "", {"resize": 21}, ValueError, r"resize \(=21\) must be at most 20, the shorter side of the images"),

@@ -20,10 +20,9 @@ from ..ground.progress import shown, terminal
 from ..images import DecodingError, PixelRange, ReadingError, decode, opened
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import ahead
-from .prepared_files import INDEX, SUFFIX, Form, Prepared, index, ppm, read_index, write_index, write_tar
+from .prepared_files import INDEX, SETTINGS, SUFFIX, Form, Prepared, index, ppm, read_index, write_index, write_tar
 from .tree import Files, Tree, fingerprint, scan
 
-SETTINGS = "settings.json"
 LONGEST_JPEG = 65_500  # as in libjpeg
 SEED = 0  # of the order in which training images are written, for those who stream the files
 

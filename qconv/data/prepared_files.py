@@ -18,6 +18,7 @@ from ..ground.files import DamagedFileError, atomic_file, load_tensors
 from .shard_index import ShardError
 
 INDEX = "index.pt"
+SETTINGS = "settings.json"
 VERSION = 1  # of the index
 Form = Literal["raw", "jpeg"]
 SUFFIX: dict[Form, str] = {"raw": "ppm", "jpeg": "jpg"}
@@ -115,8 +116,12 @@ def read_index(folder: Path) -> Prepared:
     """Read the index, and look whether the files are those that it names."""
     path = folder / INDEX
     if not path.is_file():
-        what = "is not finished: run the command again" if folder.is_dir() else "there is no such folder"
-        raise FileNotFoundError(f"data.root (={folder}): {what} (qconv data prepare SOURCE {shlex.quote(str(folder))})")
+        what, source, target = "there is no such folder", "SOURCE", shlex.quote(str(folder))
+        if (folder / SETTINGS).is_file():
+            what = "it is not finished: run the command again"
+        elif folder.is_dir():
+            what, source, target = "its images are not prepared", target, "NEW_FOLDER"
+        raise FileNotFoundError(f"data.root (={folder}): {what} (qconv data prepare {source} {target})")
     content = load_tensors(path, "index")
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise DamagedFileError(f"index {path}: not written by this version of qconv: prepare the images again")

@@ -98,7 +98,7 @@ def set_aside(urls: list[str], val_size: float, seed: int) -> tuple[list[str], l
     taken = max(1, round(val_size * len(urls))) if isinstance(val_size, float) else val_size
     if taken >= len(urls):
         raise ValueError(
-            f"val_size (={val_size}) must leave some of the {len(urls)} training shards: or name val shards"
+            f"val_size (={val_size}) must leave some of the {len(urls)} training shards; or name val and test shards"
         )
     order = torch.randperm(len(urls), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = set(order[:taken])

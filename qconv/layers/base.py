@@ -261,7 +261,8 @@ class QuantizedLayer(nn.Module):
         if self.training and of_input.is_fresh:
             if compiling:
                 torch._dynamo.graph_break(
-                    msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True)"
+                    msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True), and where a stage "
+                    "begins"
                 )
             calibrates = of_input.reads_fresh()
             if calibrates:

@@ -85,7 +85,7 @@ def _set(layer: nn.Module, quantizer: Quantizer, initialize: Callable[[], None] 
     if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
         raise ValueError(
             f"{name_of(layer)} can't take its range from a batch once fully_shard holds "
-            "it: call qconv.calibrate(model, batches) before fully_shard"
+            "it: call qconv.calibrate(model, batches) before fully_shard; no later stage may need a range of its inputs"
         )
     parts = [cast(Quantizer, part) for part in quantizer.modules() if "calibrated" in part._buffers]
     before, stored = [part.calibrated for part in parts], stored_weight(layer)

@@ -4,8 +4,9 @@ import copy
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from inspect import signature
 from numbers import Real
 from typing import Any
 
@@ -230,7 +231,8 @@ class ModelOptimizer:
     ``optimizer(parameter_groups(model, rules, lr=lr), lr=lr, **options)``.
 
     Raises:
-        ValueError: an ``lr`` or ``weight_decay`` that is negative or infinite.
+        ValueError: an ``lr`` or ``weight_decay`` that is negative or infinite; None, or another count of numbers, where
+            the optimizer's default has numbers.
 
     Example:
         >>> make = ModelOptimizer(torch.optim.SGD, {"biases": {"weight_decay": 0.0}}, lr=0.1, weight_decay=1e-4)
@@ -242,6 +244,13 @@ class ModelOptimizer:
         check_not_negative(
             **{name: options[name] for name in ("lr", "weight_decay") if isinstance(options.get(name), Real)}
         )
+        defaults = {name: each.default for name, each in signature(optimizer).parameters.items()}
+        for name, value in options.items():  # torch raises an IndexError for betas=[0.9]
+            default = defaults.get(name)
+            if isinstance(default, tuple) and (not isinstance(value, Sequence) or len(value) != len(default)):
+                raise ValueError(f"{name} (={value}) must be {len(default)} numbers, such as {list(default)}")
+            if isinstance(default, float) and value is None:
+                raise ValueError(f"{name} (=None) must be a number, such as {default}")
         self.optimizer, self.rules, self.options = optimizer, rules, options
 
     def __call__(self, model: nn.Module) -> Optimizer:

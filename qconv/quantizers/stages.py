@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from ..ground.processes import gathered, whole
 from .base import Codes, Quantizer, Whole, whole_of
 from .flags import SHARE, Mark, is_readable, may_differ
 from .form import Form
@@ -255,13 +256,14 @@ class Stages(Quantizer):
         stage = sum(has_begun(start, progress) for start in self.starts) - 1
         if stage != self.stage:
             before, self.stage = self.current, stage
-            self._begin(before, x)
+            with gathered(self):
+                self._begin(before, None if x is None else whole(x))
         start = self.starts[stage]
         length = self._end(stage) - start
         self.current.set_progress_(min(max(progress - start, 0.0) / length, 1.0) if length else 1.0, x)
 
     def _begin(self, before: Quantizer, x: Tensor | None) -> None:
-        """Set the stage's quantizer to its initial learned tensors."""
+        """Set the stage's quantizer to its initial learned tensors, all whole."""
         with torch.random.fork_rng(devices=[]):
             fresh = self.factories[self.stage]()
         if self.built is not None:

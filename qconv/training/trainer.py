@@ -20,7 +20,7 @@ from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from rich.progress import BarColumn
 
-from ..ground.checks import check_numbers
+from ..ground.checks import check_not_negative, check_numbers
 from .checkpoint_io import AtomicCheckpointIO
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # from glibc's malloc.h
@@ -85,7 +85,8 @@ def make_trainer(
         options: the Trainer's other arguments.
 
     Raises:
-        ValueError: `timeout_s` is out of its range, or the strategy has no such time.
+        ValueError: `timeout_s` is out of its range, or the strategy has no such time; a negative `gradient_clip_val`,
+            which Lightning would take for none.
     """
     if accelerator == "auto":
         accelerator = "gpu" if torch.cuda.is_available() else "cpu"
@@ -106,6 +107,7 @@ def make_trainer(
                 "than with trainer.precision=32-true; bf16-if-native uses bf16-mixed only where it is faster"
             )
     check_numbers(timeout_s=timeout_s)
+    check_not_negative(gradient_clip_val=options.get("gradient_clip_val") or 0)
     if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
         raise ValueError(f"timeout_s (={timeout_s}) must be positive and at most {LONGEST_S}, a month")
     shows = sys.stdout.isatty() and options.get("enable_progress_bar", True)
