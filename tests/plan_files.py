@@ -96,7 +96,8 @@ def sound(seed: int = 0) -> File:
     table = file.put(struct.pack("<i3f4B", 3, -0.5, 0.0, 0.5, 7, 9, 200, 0))
     looked_up, next_to = file.value(U8, 33), file.value(U8, 33)
     halves = {**THREE, "zero": 8, "weight_bits": 4, "weight": file.put(draw.randbytes(33 * 90))}
-    two = {"codes": 2, "code0": looked_up, "form0": 2, "table0": table, "code1": next_to, "form1": 1, "high1": 255}
+    two = {"codes": 2, "code0": looked_up, "form0": 2, "table0": table, "code1": next_to, "form1": 1}
+    two |= {"high0": 200, "high1": 255}
     file.op(CONV_CODES, input=codes, cout=33, **halves, **two)
     wide = file.value(F32, 33)
     depthwise = {**THREE, "bottom": 0, "groups": 33, "weight_bits": 8, "weight": file.put(draw.randbytes(33 * 9))}

@@ -55,6 +55,7 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["data=cifar10", "experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data"], "init_from must be given: init_"),
         (["optimizer.lr=abc"], "optimizer.lr (=abc) must be a number, as its default 0.01"),
         (["optimizer=sgd", "optimizer.lr=true"], "optimizer.lr (=true) must be a number"),
+        (["optimizer=sgd", "optimizer.nesterov=[true]"], "optimizer.nesterov (=[true]) must be true or false"),
         (["skip=3"], "skip (=3) must be a list, as its default [first, last]"),
         (["skip=null"], "skip (=null) must be a list, as its default [first, last]"),
         (["trainer.max_epochs=null"], "trainer.max_epochs (=null) must be a whole number, as its default 20"),

@@ -103,6 +103,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "edges of a table": (table(b"\0\1\0\0"), r"edges of a table \(=256\)"),
     "short table": (table(b"\xff\0\0\0"), "table, 1280 bytes"),
     "falling edges": (table(struct.pack("<i2f3B", 2, 0, -1, 1, 2, 3)), "edge 1 of a table must not be below"),
+    "code of a table": (changed(CODED, high0=199), r"op 3: a code of a table \(=200\) must be in 0 to 199"),
     "NaN edge": (table(struct.pack("<if2B", 1, torch.nan, 1, 2)), "edge 0 of a table"),
     "channels of a pool": (changed(MEAN, cout=32), r"op 6: cout \(=32\) must be that of its input \(=33\)"),
     "curve": (changed(STEM, curve=5), r"curve \(=5\) must be in 0 to 4"),

@@ -40,7 +40,8 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for key in dict.fromkeys(each.key_or_group for each in values):
         default, value = OmegaConf.select(defaults, key), OmegaConf.select(cfg, key)
         kind = type(default)
-        fits = type(value) is kind or (kind is float and type(value) is int) or OmegaConf.is_config(value)
+        is_part = kind is not bool and OmegaConf.is_config(value)
+        fits = type(value) is kind or (kind is float and type(value) is int) or is_part
         if fits or kind not in _KINDS or key == "compile":  # which may be a word
             continue  # without the import of the function, which takes seconds
         types = _types_of(cfg, key)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryFile
 from typing import Any, Literal
 
 import torch
@@ -119,7 +120,8 @@ class ImageFolderDataModule(PicturesDataModule):
             for line in cached[1]:
                 _tell(line)
             return cached
-        self.cache.parent.mkdir(parents=True, exist_ok=True)  # before all are decoded
+        self.cache.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=self.cache.parent).close()  # fails before all are decoded where nothing can be written
         left_out: list[str] = []
         splits = {name: self._decode(name, left_out) for name in self.tree.splits}
         with atomic_file(self.cache) as file:

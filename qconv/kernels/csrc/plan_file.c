@@ -173,7 +173,8 @@ static int check_residual(const Check *check, const Op *op, Size size) {
                 size.w, op->res_stride);
 }
 
-static int check_table(const Check *check, int64_t at) {
+/* `highest`: the highest of its codes. */
+static int check_table(const Check *check, int64_t at, int highest) {
     int32_t count;
     if (!in_blob(check, "table", at, 4)) return 0;
     memcpy(&count, check->program->blob + at, 4);
@@ -184,6 +185,9 @@ static int check_table(const Check *check, int64_t at) {
         memcpy(&edge, check->program->blob + at + 4 + 4 * i, 4);
         if (!(edge >= before)) return fail(check, "edge %d of a table must not be below the one before it", i);
     }
+    const uint8_t *codes = (const uint8_t *)check->program->blob + at + 4 + 4 * count;
+    for (int i = 0; i <= count; i++)
+        if (!within(check, "a code of a table", codes[i], 0, highest)) return 0;
     return 1;
 }
 
@@ -191,15 +195,16 @@ static int check_code(const Check *check, const Op *op, int k, Size size) {
     if (!writes(check, "out_code", op->out_code[k], U8, op->cout, size) ||
         !within(check, "form", op->form[k], 0, FORMS - 1))
         return 0;
-    if (op->form[k] == EDGES) return check_table(check, op->table[k]);
-    if (!isfinite(op->number[k]) || op->number[k] == 0)
-        return fail(check, "a number of codes must be finite and not 0");
     if (!within(check, "low", op->low[k], -MOST_CODE, MOST_CODE) ||
         !within(check, "high", op->high[k], op->low[k], MOST_CODE) ||
-        !within(check, "out_zero", op->out_zero[k], -MOST_CODE, MOST_CODE))
+        !within(check, "out_zero", op->out_zero[k], -MOST_CODE, MOST_CODE) ||
+        !within(check, "the lowest code", op->low[k] + op->out_zero[k], 0, 255) ||
+        !within(check, "the highest code", op->high[k] + op->out_zero[k], 0, 255))
         return 0;
-    return within(check, "the lowest code", op->low[k] + op->out_zero[k], 0, 255) &&
-           within(check, "the highest code", op->high[k] + op->out_zero[k], 0, 255);
+    if (op->form[k] == EDGES) return check_table(check, op->table[k], op->high[k] + op->out_zero[k]);
+    if (!isfinite(op->number[k]) || op->number[k] == 0)
+        return fail(check, "a number of codes must be finite and not 0");
+    return 1;
 }
 
 static int check_epilogue(const Check *check, const Op *op, Size size) {

@@ -250,13 +250,15 @@ static void pack_weight(Plan *plan, Step *s, const Shape *shape) {
 }
 
 /* ---- sums of 16 bits ---- */
-/* The largest code of a value. */
+/* The largest code of a value, or of its border. */
 static int largest_code(const Plan *plan, int32_t value) {
-    int largest = 255;
-    for (int64_t i = 0; i < plan->program.head.ops; i++)
-        for (int k = 0; k < plan->program.ops[i].codes; k++)
-            if (plan->program.ops[i].out_code[k] == value)
-                largest = plan->program.ops[i].high[k] + plan->program.ops[i].out_zero[k];
+    int largest = plan->program.values[value].fill;
+    for (int64_t i = 0; i < plan->program.head.ops; i++) {
+        const Op *op = &plan->program.ops[i];
+        for (int k = 0; k < op->codes; k++)
+            if (op->out_code[k] == value && op->high[k] + op->out_zero[k] > largest)
+                largest = op->high[k] + op->out_zero[k];
+    }
     return largest;
 }
 
