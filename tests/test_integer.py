@@ -79,7 +79,8 @@ def in_integers(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         outputs.append(conv2d_codes(*args))
         return outputs[-1]
 
-    monkeypatch.setattr(onednn, "has_fast_integers", lambda: True)
+    for module in (onednn, sums):
+        monkeypatch.setattr(module, "has_fast_integers", lambda: True)
     monkeypatch.setattr(sums, "conv2d_codes", recorded)
     return outputs
 
