@@ -230,6 +230,11 @@ DEEP = "qconv.training.callbacks.weight_averaging"
         ({}, {"swa": MOVING}, "callbacks [], but this run has [MovingAverage(decay=0.999)]"),
         ({"ema": {**MOVING, "decay": 0.5}}, {"ema": MOVING}, "callbacks [MovingAverage(decay=0.5)]"),
         ({"ewgs": EWGS}, {"ewgs": {**EWGS, "every_epochs": 5}}, "callbacks [EWGSDelta(every_epochs=10, "),
+        (
+            {"ema": {"_target_": "pytorch_lightning.callbacks.EMAWeightAveraging"}},
+            {},
+            "callbacks [EMAWeightAveraging(use_buffers=True, decay=0.999, update_every_n_steps=1)]",
+        ),
         ({"best": BEST}, {"best": {**BEST, "monitor": "train_accuracy"}}, "callbacks [Checkpoints(monitor='val_acc"),
         ({"best": BEST}, {"best": {**BEST, "monitor": "val_accuracy", "folder": "b", "every_steps": 9}}, None),
         ({"ema": MOVING}, {"swa": {**MOVING, "decay": 0.999}, "own": {"_target_": "nowhere.Own"}}, None),

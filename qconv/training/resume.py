@@ -78,7 +78,8 @@ def decisive(group: str, config: Mapping[str, Any]) -> Any:
 
 
 def _arguments(kind: type, node: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: each.default for name, each in inspect.signature(kind).parameters.items()} | dict(node)
+    known = inspect.signature(kind).parameters.values()
+    values = {each.name: each.default for each in known if each.default is not each.empty} | dict(node)
     names = ("monitor",) if issubclass(kind, Checkpoints) else (name for name in values if not name.startswith("_"))
     return {"_target_": kind.__name__, **{name: values[name] for name in names}}
 

@@ -35,16 +35,17 @@ def describe_pictures(data: Any) -> dict[str, Any]:
 
 def _pictures(data: Any) -> dict[str, Any] | None:
     try:
-        pictures = {
+        pictures: dict[str, Any] = {
             "size": [operator.index(data.in_channels), *map(int, data.image_size)],
             "resize": data.resize if isinstance(getattr(data, "resize", None), int) else None,
             "mean": [float(value) for value in data.normalize.mean],
             "std": [float(value) for value in data.normalize.std],
         }
+        if (pixel_range := getattr(data, "pixel_range", None)) is not None:
+            pictures["pixel_range"] = [float(value) for value in pixel_range]
     except (AttributeError, TypeError, ValueError):
         return None
-    pixel_range = getattr(data, "pixel_range", None)
-    return pictures if pixel_range is None else {**pictures, "pixel_range": [float(value) for value in pixel_range]}
+    return pictures
 
 
 def class_names(data: Any) -> list[str] | None:

@@ -220,7 +220,8 @@ LANE F sigmoid(F x) {
 }
 
 LANE F gelu(F x) {
-    static const float normal[] = {-0.11202044f, 0.436400741f, -0.306797355f, 0.316277772f, 0.0489801988f, 0.117159113f};
+    static const float normal[] = {-0.11202044f, 0.436400741f,  -0.306797355f,
+                                   0.316277772f, 0.0489801988f, 0.117159113f};
     const F z = f_times(f_max(x, f_times(x, -1)), 0.7071067690849304f);
     const F t = f_div(f_all(1), f_plus(f_times(z, 0.39f), 1)), square = f_times(f_mul(z, z), -1);
     const F tail = f_mul(f_mul(polynomial(normal, 6, t), t), power(f_max(f_all(-87), square)));
@@ -244,7 +245,8 @@ typedef struct {
 LANE Stages stages_of(const Outs *o, int c, const int flags) {
     const Step *s = o->s;
     const F zero = f_zero();
-    Stages found = {s->op, f_load(s->scale + c), f_load(s->bias + c), zero, zero, zero, s->rprelu != NULL, 0, NULL, NULL};
+    Stages found = {.op = s->op, .scale = f_load(s->scale + c), .bias = f_load(s->bias + c), .before = zero,
+                    .slope = zero, .after = zero, .has_prelu = s->rprelu != NULL};
     if (found.has_prelu) {
         found.before = f_load(s->rprelu + c);
         found.slope = f_load(s->rprelu + s->cpad + c);
@@ -340,7 +342,7 @@ static __attribute__((noinline)) TARGET void finish_any(const Outs *o, float *ac
 /* Compiled once more for each of the usual sets of outputs, but for vectors with lanes that are no channels. */
 #if defined(HAS_FINISHES)
 #define FINISH(n)                                                                                                      \
-    static TARGET void finish_##n(const Outs *o, float *acc, int q, int count, int channel, int nv) {            \
+    static TARGET void finish_##n(const Outs *o, float *acc, int q, int count, int channel, int nv) {                  \
         finish(o, acc, q, count, channel, nv, n);                                                                      \
     }
 FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6) FINISH(7) FINISH(8) FINISH(9) FINISH(10) FINISH(11)
