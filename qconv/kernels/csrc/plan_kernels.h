@@ -364,15 +364,17 @@ INLINE const int32_t *base_of(const Step *s, int q, int channel) {
     return s->base + (s->kind == NULL ? 0 : s->kind[q] * (int64_t)s->cpad) + channel;
 }
 
+enum { FINISHED = 32 }; /* pixels whose sums become outputs at once */
+
 /* Pixels start to stop - 1 of an image, for a block of channels. */
 static TARGET void convolve_block(const Step *s, const char *in, const Outs *outs, int block, int start, int stop,
                                   Finish then) {
     const int channel = block * s->nv * LANES, wide = s->sums == SUM_NIBBLES ? s->nv == 4 : s->nv == 2;
     const char *w = s->weight + block * s->block_bytes;
     const int32_t *spread = s->spread == NULL ? NULL : s->spread + channel;
-    float acc[PIXELS * 4 * LANES] __attribute__((aligned(64)));
+    float acc[FINISHED * 4 * LANES] __attribute__((aligned(64)));
     in += s->block_at[block];
-    for (int q = start; q < stop;) {
+    for (int q = start, done = start; q < stop;) {
         const char *px[PIXELS];
         const int32_t *base[PIXELS];
         int size = 0;
@@ -381,9 +383,11 @@ static TARGET void convolve_block(const Step *s, const char *in, const Outs *out
         for (int p = 0; p < count; p++) px[p] = in + s->in_at[q + p];
         for (int p = 0; p < count; p++)
             base[p] = base_of(s, q + p, channel);
-        tiles[s->sums][size][wide](s, px, w, base, spread, acc);
-        then(outs, acc, q, count, channel, s->nv);
+        tiles[s->sums][size][wide](s, px, w, base, spread, acc + (q - done) * s->nv * LANES);
         q += count;
+        if (q < stop && q + PIXELS - done <= FINISHED) continue;
+        then(outs, acc, done, q - done, channel, s->nv);
+        done = q;
     }
 }
 
