@@ -5,7 +5,7 @@
 
 #include "plan_lanes_avx2.h"
 #include "plan_nibbles_avx2.h"
-#define HAS_NARROW 1
+#define HAS_CODES_AVX2 1
 #define PART avx2_part
 #include "plan_kernels.h"
 #endif

@@ -105,8 +105,8 @@ TILES(BITS) TILES(MASKED) TILES(CODES) TILES(FLOATS) NARROW_TILES(CODES_DEEP) NA
 #if defined(HAS_CODES_4)
 TILES(CODES_4)
 #endif
-#if defined(HAS_NARROW)
-#include "plan_narrow_avx2.h"
+#if defined(HAS_CODES_AVX2)
+#include "plan_codes_avx2.h"
 #endif
 #if defined(HAS_DOT)
 TILES(CODES_DOT)
@@ -119,8 +119,11 @@ static const Tile tiles[SUMS][3][2] = {
 #if defined(HAS_DOT)
     TABLE(CODES_DOT),
 #endif
-#if defined(HAS_NARROW)
+#if defined(HAS_CODES_AVX2)
     TABLE(CODES_SMALL),
+    [SUM_CODES_WIDE] = {{CODES_WIDE_4_1, CODES_WIDE_4_2},
+                        {CODES_WIDE_2_1, CODES_WIDE_2_2},
+                        {CODES_WIDE_1_1, CODES_WIDE_1_2}},
     [SUM_NIBBLES] = {{NIBBLES_4_2, NIBBLES_4_4}, {NIBBLES_2_2, NIBBLES_2_4}, {NIBBLES_1_2, NIBBLES_1_4}},
 #endif
 };

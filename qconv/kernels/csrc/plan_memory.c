@@ -24,6 +24,11 @@ void *plan_keep(Plan *plan, int64_t bytes) {
     return p;
 }
 
+void plan_drop(Plan *plan, int64_t bytes) {
+    free(plan->kept[--plan->kept_count]);
+    plan->packed_bytes -= bytes;
+}
+
 /* The ops that write a value first and read it last; values of one owner have one piece of memory. */
 typedef struct { int32_t first, last, owner; int is_framed; int64_t room; } Life;
 

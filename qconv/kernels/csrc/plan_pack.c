@@ -109,7 +109,7 @@ static int is_deep(const Step *s) { return s->sums == SUM_DEEP || s->sums == SUM
 static int unit_bytes(const Step *s) { return s->sums == SUM_NIBBLES ? 1 : 4; }
 static int64_t step_bytes(const Step *s) {
     switch (s->sums) {
-    case SUM_MASKED: return s->nv * 128;
+    case SUM_MASKED: case SUM_CODES_WIDE: return s->nv * 128;
     case SUM_CODES_4: case SUM_NIBBLES: return s->nv * 32;
     default: return s->nv * 64;
     }
@@ -167,7 +167,7 @@ static Filter filter_of(const Step *s, const Shape *shape, int64_t o) {
     return f;
 }
 
-/* 32 bits of the filter's lane in a step. */
+/* 32 bits of the filter's lane in the first half of a step, or in all of it. */
 static char *lane_of(const Step *s, const Filter *f, int64_t step) {
     return f->block + step * step_bytes(s) + (f->v * LANES + f->lane) * 4;
 }
@@ -209,6 +209,8 @@ static void put_codes(const Step *s, const Filter *f, const char *filter, int64_
             f->block[step * step_bytes(s) + f->lane * 4 + place] |= (char)(f->v ? value * 16 : value & 15);
         else if (is_deep(s))
             memcpy(lane_of(s, f, step), &value, 4);
+        else if (s->sums == SUM_CODES_WIDE) /* even places, then odd ones */
+            ((int16_t *)lane_of(s, f, step))[place % 2 * s->nv * LANES * 2 + place / 2] = (int16_t)value;
         else
             lane_of(s, f, step)[place] = (char)value;
     }
@@ -290,6 +292,19 @@ static int64_t narrow_units(const Plan *plan, const Step *s) {
     for (int64_t units = s->run / 2; units > 0; units /= 2)
         if (fit_16_bits(s, units, code)) return units;
     return 0;
+}
+
+/* Codes on AVX2: sums in 16 bits where they fit; else, for many pixels, weights in 16 bits, which are twice the bytes. */
+static void pack_for_avx2(Plan *plan, Step *s, const Shape *shape) {
+    enum { MANY = 32 };
+    s->narrow = narrow_units(plan, s);
+    if (s->narrow > 0) s->sums = SUM_CODES_SMALL;
+    if (s->narrow > 0 || s->pixels < MANY) return;
+    plan_drop(plan, s->block_bytes * s->blocks);
+    s->sums = SUM_CODES_WIDE;
+    if (s->cpad > LANES && is_apart(s->op, shape->fan_out, 2)) s->nv = 2;
+    lay_out(plan, s, shape);
+    if (!plan->failed) pack_weight(plan, s, shape);
 }
 
 /* ---- what sums start from ---- */
@@ -426,8 +441,8 @@ static void pack_conv(Plan *plan, Step *s) {
     if (plan->failed) return;
     pack_weight(plan, s, &shape);
     if (plan->failed) return;
-    if (plan->isa == AVX2 && s->sums == SUM_CODES) s->narrow = narrow_units(plan, s);
-    if (s->narrow > 0) s->sums = SUM_CODES_SMALL;
+    if (plan->isa == AVX2 && s->sums == SUM_CODES) pack_for_avx2(plan, s, &shape);
+    if (plan->failed) return;
     if (op->kind == CONV_CODES) subtract_zero(plan, s, &shape);
     if (op->kind == CONV_BITS) start_bits(plan, s, &shape);
     s->in_at = pixels_of(plan, s, op->in, op->sh, op->sw, op->top, op->left);

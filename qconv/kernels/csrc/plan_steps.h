@@ -9,11 +9,12 @@
 enum { LANES = 16, GROUP = 4, SLACK = 256, STRIP = 8 };
 
 /* How sums are made. MASKED: bits with a mask for each weight; NIBBLES: bits of AVX2, by a table for each 4 of them.
- * CODES_4: weights of 4 bits; CODES_SMALL: small weights on AVX2; CODES_DOT: with dot products, which
- * AVX2 has from AVX-VNNI, and NEON from ARMv8.2; CODES_DEEP: of depthwise filters, a channel in each lane.
+ * CODES_4: weights of 4 bits; CODES_SMALL: small weights on AVX2; CODES_WIDE: weights in 16 bits there; CODES_DOT: with
+ * dot products, which AVX2 has from AVX-VNNI, and NEON from ARMv8.2; CODES_DEEP: of depthwise filters, a channel in each
+ * lane.
  * SPREAD: floats of channels that lie anywhere, one for each lane; DEEP: the same where they follow each other. */
-enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_SMALL, SUM_CODES_DOT, SUM_CODES_DEEP };
-enum { SUM_FLOATS = SUM_CODES_DEEP + 1, SUM_SPREAD, SUM_DEEP, SUMS };
+enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_SMALL, SUM_CODES_WIDE, SUM_CODES_DOT };
+enum { SUM_CODES_DEEP = SUM_CODES_DOT + 1, SUM_FLOATS, SUM_SPREAD, SUM_DEEP, SUMS };
 
 /* Where a value lies in an arena, as (H, W, C) with a border that holds `fill`. */
 typedef struct {
@@ -86,6 +87,8 @@ struct Plan {
 
 /* Zeroed memory that lives as long as the plan; NULL, and plan->failed, where there is none. */
 void *plan_keep(Plan *plan, int64_t bytes);
+/* Frees what was kept last, of this size. */
+void plan_drop(Plan *plan, int64_t bytes);
 
 /* Borders, sizes and places of values; returns 0 with an error. */
 int plan_place_values(Plan *plan, char error[PLAN_MESSAGE]);
