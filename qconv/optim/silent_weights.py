@@ -4,7 +4,7 @@ import torch
 
 from ..ground.checks import check_numbers
 from ..layers import QuantizedLayer
-from ..quantizers.filters import per_filter
+from ..quantizers.numbers import per_filter
 from .step_rules import State, StepRule
 
 FLIPS = "flip_frequency"
