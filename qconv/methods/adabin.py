@@ -7,8 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..ground.checks import check_choice
-from ..quantizers.base import Codes
-from ..quantizers.levels import Levels
+from ..quantizers.base import Codes, Levels
 from ..quantizers.numbers import learned, scalars, standardize, standardize_backward, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import EDE, ApproxSign, Make, Surrogate, chosen

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_choice, check_flags, check_numbers
-from ..quantizers.base import Quantizer, Whole
-from ..quantizers.levels import Levels
+from ..quantizers.base import Levels, Quantizer, Whole
 from ..quantizers.numbers import per_filter, set_parameter, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import ApproxSign, Make, Straight, Surrogate, chosen

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_flags
-from ..quantizers.base import Bounds, Whole
+from ..quantizers.base import Bounds, Levels, Whole
 from ..quantizers.kept_codes import Coded, Coding
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import count_below, filter_scale, learned, scalars, wide
 from ..scheme import Scheme, named, of_input
 
