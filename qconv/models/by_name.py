@@ -4,13 +4,12 @@ One is torchvision's MobileNetV2 (Sandler et al. 2018, arXiv:1801.04381, table 2
 """
 
 import difflib
-import math
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from ..ground.checks import check_at_least_one, check_flags, check_numbers
+from ..ground.checks import check_at_least_one, check_flags, check_positive
 from ..ground.extras import needed
 
 DEPTHS = (18, 34, 50, 101, 152)
@@ -112,13 +111,11 @@ def torchvision_mobilenet_v2(
             end as 4×4 rather than 1×1.
 
     Raises:
-        ValueError: a number below 1, or a width that is not above 0 and finite.
+        ValueError: a number below 1, or a width that is not positive and finite.
     """
     check_at_least_one(in_channels=in_channels, num_classes=num_classes)
-    check_numbers(width=width)
+    check_positive(width=width)
     check_flags(small_pictures=small_pictures)
-    if not 0 < width < math.inf:
-        raise ValueError(f"width (={width}) must be above 0 and finite")
     from torchvision import models
 
     blocks = [[t, c, n, 1 if small_pictures and c == 24 else s] for t, c, n, s in BLOCKS]
