@@ -107,6 +107,12 @@ class atomic_file:  # noqa: N801  # used like `open`
             self.temporary.unlink(missing_ok=True)
 
 
+def write_file(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Write a whole file by `atomic_file`; in a text, what is no UTF-8, as in names of files, is escaped."""
+    with atomic_file(Path(path)) as file:
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
+
+
 def files_below(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders, following links, without hidden ones."""
     visited: set[str] = set()
