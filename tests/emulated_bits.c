@@ -39,7 +39,7 @@ int main(int count, char **arguments) {
                          .passes = (uint8_t *)all + size + packed, .stops = (uint8_t *)all + size + 2 * packed,
                          .type = type, .batch = 2, .channels = c, .groups = groups, .pixels = p, .bits = bits,
                          .channels_last = last, .isa = each ? best : PORTABLE, .low = -1, .high = 1};
-            pass_over(&pass, 0, NULL);
+            pass_over(&pass, NULL);
         }
         if (memcmp(made[0], made[1], size + 2 * packed + 1)) return printf("operation %d differs\n", (int)operation);
         free(input);

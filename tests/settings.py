@@ -1,11 +1,14 @@
 """Settings of torch for the length of a block, and what tests of several files need to run."""
 
+import ctypes
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,8 +70,12 @@ def mostly_nightly(names: Iterable[Any], fast: Container[Any]) -> list[Any]:
     return [pytest.param(*row, marks=() if name in fast else pytest.mark.nightly) for name, row in rows]
 
 
-def emulated(sources: Sequence[Path], folder: Path, *options: str) -> list[str]:
-    """The command that runs a program of C for another processor; a test without compiler or emulator is skipped."""
+def emulated(program: str, kernels: Sequence[str], folder: Path, *options: str) -> list[str]:
+    """The command that runs a program with some of qconv's files of C for another processor.
+
+    A test without compiler or emulator is skipped.
+    """
+    sources = Path(__file__).with_name(program), *(Path(native.__file__).parent / "csrc" / each for each in kernels)
     compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
     if compiler is None or emulator is None:
         pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
@@ -84,3 +91,22 @@ def emulated(sources: Sequence[Path], folder: Path, *options: str) -> list[str]:
     )
     subprocess.run([compiler, *built], check=True)
     return [emulator, str(folder / "program")]
+
+
+def emulated_module(command: list[str], sizes: list[int]) -> SimpleNamespace:
+    """A module of kernels for NEON by ``emulated.c``; ``sizes`` are the bytes of the operands of the next call."""
+
+    def run(which: int, *call: int) -> None:
+        stream = struct.pack(f"{1 + len(call)}q", which, *sizes, *call[6:])
+        stream += b"".join(ctypes.string_at(*each) for each in zip(call[:5], sizes, strict=False) if each[0])
+        done = subprocess.run(command, input=stream, stdout=subprocess.PIPE, check=True)
+        assert len(done.stdout) == sizes[5]
+        ctypes.memmove(call[5], done.stdout, sizes[5])
+
+    names = ("convolve", "sign_conv2d", "sign_grad_input", "sign_grad_weight")
+    functions = {name: partial(run, which) for which, name in enumerate(names)}
+    return SimpleNamespace(instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"), **functions)
+
+
+def nbytes(*operands: Tensor | None) -> list[int]:
+    return [0 if each is None else each.nbytes for each in operands]

@@ -204,6 +204,5 @@ def test_a_gradient_stops_at_the_last_element_alone() -> None:
 
 
 def test_neon_writes_what_the_portable_kernels_do(tmp_path: Path) -> None:
-    sources = Path(__file__).with_name("emulated_bits.c"), Path(bits.__file__).parent / "csrc" / "bits.c"
     neon = native.INSTRUCTION_SETS.index("neon")
-    subprocess.run([*emulated(sources, tmp_path, "-O1"), str(neon)], check=True)
+    subprocess.run([*emulated("emulated_bits.c", ["bits.c"], tmp_path, "-O1"), str(neon)], check=True)

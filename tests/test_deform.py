@@ -154,7 +154,7 @@ def test_autocast_leaves_float64_alone() -> None:
     tensors = case.tensors(ours, torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         assert ours(*tensors).equal(ours.double()(*tensors))
-        with pytest.raises(TypeError, match=r"offset has dtype torch.float32 and input torch.float64"):
+        with pytest.raises(TypeError, match=r"offset has dtype torch.float32 and weight torch.float64"):
             ours(tensors[0], tensors[1].float())
 
 
@@ -365,7 +365,7 @@ BAD_TENSORS: dict[str, tuple[dict[str, Tensor], type[Exception], str]] = {
     "dtype of input": (dict(input=torch.ones(2, 4, 6, 5).double()), TypeError, "input has dtype torch.float64 and wei"),
     "dtype of offset": (dict(offset=torch.ones(2, 18, 4, 3).half()), TypeError, "offset has dtype torch.float16 and"),
     "integer mask": (dict(mask=torch.ones(2, 9, 4, 3).bool()), TypeError, "mask has dtype torch.bool; it must be a fl"),
-    "device": (dict(mask=torch.ones(2, 9, 4, 3, device="meta")), ValueError, "mask is on meta and input on cpu"),
+    "device": (dict(mask=torch.ones(2, 9, 4, 3, device="meta")), ValueError, "mask is on meta and weight on cpu"),
 }
 
 

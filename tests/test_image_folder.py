@@ -146,7 +146,7 @@ def test_each_class_keeps_a_picture_for_training(tree: Path) -> None:
 def test_other_modes(mode: str, channels: int, tmp_path: Path) -> None:
     path = tmp_path / ("p.tif" if mode == "CMYK" else "p.png")
     noise(1).convert(mode).save(path)
-    found = read_picture(path, (8, 8), channels, False)
+    found = read_picture(path, (8, 8), channels)
     with Image.open(path) as opened:
         expected = np.asarray(opened.convert("L" if channels == 1 else "RGB")).reshape(8, 8, channels)
     assert found.equal(torch.from_numpy(expected.copy()).permute(2, 0, 1))
@@ -158,7 +158,7 @@ def test_pictures_are_resized_to_cover(tree: Path) -> None:
     assert data.splits["train"].images.shape[1:] == (3, 4, 6)
     flat = Image.new("RGB", (30, 12), (10, 200, 30))
     flat.save(tree / "flat.png")
-    assert (read_picture(tree / "flat.png", (5, 5), 3, True) == torch.tensor([10, 200, 30]).view(3, 1, 1)).all()
+    assert (read_picture(tree / "flat.png", (5, 5), 3) == torch.tensor([10, 200, 30]).view(3, 1, 1)).all()
 
 
 def truncated(path: Path) -> None:

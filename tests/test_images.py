@@ -57,7 +57,7 @@ for kind, count in (("PNG", 300), ("JPEG", 150), ("TIFF", 40), ("GIF", 40), ("WE
         data = mutated(whole.getvalue(), dice)
         if kind == "PNG" and number % 2:
             data = with_right_sums(data)
-        for reader in (decode, lambda data: read_picture(io.BytesIO(data), (8, 8), 3, True)):
+        for reader in (decode, lambda data: read_picture(io.BytesIO(data), (8, 8), 3)):
             print(kind, number, flush=True)
             try:
                 reader(data)
@@ -123,7 +123,7 @@ def test_large_and_small_pictures_are_decoded_alike(name: str, mode: str, option
     size = (14, 9) if {"exif", "xmp"} & options.keys() else (9, 14)
     assert (large.dtype, large.shape) == (torch.uint8, (3, *size))
     assert torch.equal(large, decode(path.read_bytes()))
-    assert torch.equal(large, read_picture(path, size, 3, resize=False))
+    assert torch.equal(large, read_picture(path, size, 3))
     if path.suffix == ".png" and mode in ("RGB", "RGBA", "I") and not {"format", "exif"} & options.keys():
         expected = NOISE if mode != "I" else NOISE[..., :1].repeat(3, 2)
         assert torch.equal(large, torch.from_numpy(expected).permute(2, 0, 1))
@@ -213,7 +213,7 @@ def test_grey_levels_of_more_than_8_bits_are_kept(kind: str) -> None:
 def test_grey_levels_that_would_be_lost_are_refused(kind: str, tmp_path: Path) -> None:
     data, message = REFUSED[kind]
     (tmp_path / "a.tif").write_bytes(data)
-    for read in (decode, lambda path: decode(path.read_bytes()), lambda path: read_picture(path, (8, 16), 1, False)):
+    for read in (decode, lambda path: decode(path.read_bytes()), lambda path: read_picture(path, (8, 16), 1)):
         with pytest.raises(DecodingError, match=message):
             read(tmp_path / "a.tif")
 
@@ -273,8 +273,8 @@ def test_pictures_are_turned_upright(way: int, suffix: str, tmp_path: Path) -> N
     assert decode(path).equal(expected)
     with opened(path) as found:
         assert size_of(found) == upright.shape[:2]
-    assert read_picture(path, (upright.shape[0], upright.shape[1]), 3, resize=False).equal(expected)
-    small = read_picture(path, (4, 6), 3, resize=True)
+    assert read_picture(path, (upright.shape[0], upright.shape[1]), 3).equal(expected)
+    small = read_picture(path, (4, 6), 3)
     covered = np.array(ImageOps.fit(Image.fromarray(upright), (6, 4), Image.Resampling.BILINEAR))
     assert suffix == "jpg" or small.equal(torch.from_numpy(covered).permute(2, 0, 1))  # it is decoded at a smaller size
 
@@ -284,7 +284,7 @@ def test_pictures_of_too_many_pixels(kind: str, tmp_path: Path, monkeypatch: pyt
     draw_tree(tmp_path, {"train": 1, "test": 1}, lambda *_: Image.fromarray(NOISE), suffix=kind)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
     path = tmp_path / f"train/cat/0.{kind}"
-    for read in (decode, lambda path: read_picture(path, (9, 14), 3, resize=True)):
+    for read in (decode, lambda path: read_picture(path, (9, 14), 3)):
         with pytest.raises(DecodingError, match=r"Image size \(126 pixels\) exceeds limit of 100 pixels"):
             read(path)
     with pytest.raises(BrokenPictureError, match="none of the files in train is an image"):

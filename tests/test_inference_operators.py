@@ -1,22 +1,17 @@
 """Operators of integer inference: definitions against torch's float convolution, kernels against definitions."""
 
-import ctypes
 import logging
 import random
 import shutil
-import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
-from settings import each_instruction_set, emulated, threads
+from settings import each_instruction_set, emulated, emulated_module, nbytes, threads
 from torch import Tensor
 
 import qconv
@@ -105,28 +100,18 @@ def test_the_kernels_are_where_they_are_looked_for() -> None:
 @pytest.fixture(scope="module")
 def neon(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The kernels built for another processor, and the emulator that runs them."""
-    return emulated([Path(__file__).with_name("emulated.c")], tmp_path_factory.mktemp("emulated"), "-O3")
+    return emulated("emulated.c", ["binary.c", "look_up.c"], tmp_path_factory.mktemp("emulated"), "-O3")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_binary_convolution_by_neon(shape: tuple[Any, ...], neon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(shape)
+    case, sizes = Case(shape), list[int]()
+    module = emulated_module(neon, sizes)
+    monkeypatch.setattr(native, "kernels", lambda: module)
     for input in case.inputs():
         for asked, wanted in case.results():
             scaled = scaled_of(asked)
-            tensors = input, case.weight, case.tap_sums, *(scaled or (None, None)), wanted
-            sizes = [0 if each is None else each.nbytes for each in tensors]
-
-            def convolve(*call: int, sizes: list[int] = sizes) -> None:
-                *operands, (output, size) = zip(call[:6], sizes, strict=True)
-                stream = struct.pack("31q", *sizes, *call[6:-1])
-                stream += b"".join(ctypes.string_at(*each) for each in operands if each[0])
-                done = subprocess.run(neon, input=stream, stdout=subprocess.PIPE, check=True)
-                assert len(done.stdout) == size
-                ctypes.memmove(output, done.stdout, size)
-
-            module = SimpleNamespace(convolve=convolve, instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"))
-            monkeypatch.setattr(native, "kernels", lambda module=module: module)
+            sizes[:] = nbytes(input, case.weight, case.tap_sums, *(scaled or (None, None)), wanted)
             got = native.binary_conv2d(*case.operands(input), scaled=scaled)
             assert torch.equal(got, wanted) if got is not None else max(shape[3]) > 64
 

@@ -494,7 +494,7 @@ def test_activations_can_be_named_in_a_config(activation: str) -> None:
             partial(models.timm_model, name="hf-hub:a/resnet18"),
             r"name \(='hf-hub:a/resnet18'\) must be a network of",
         ),
-        (partial(make, "torchvision_mobilenet_v2", width=0), r"width \(=0\) must be above 0 and finite"),
+        (partial(make, "torchvision_mobilenet_v2", width=0), r"width \(=0\) must be positive and finite"),
         (partial(models.BiRealNet, 3, 10, blocks=(4, 4)), r"blocks \(=\(4, 4\)\) must be as many positive numbers"),
         (partial(models.QuickNet, 3, 10, widths=(), blocks=()), r"widths \(=\(\)\) and blocks"),
         (partial(models.QuickNet, 3, 10, widths=(8, 8), blocks=(1, 0)), r"blocks \(=\(1, 0\)\)"),

@@ -1,18 +1,13 @@
 """Convolutions of numbers with signs, and gradients of binary convolutions: definitions and kernels against torch."""
 
-import ctypes
-import struct
-import subprocess
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from gradient_cases import Case, cases
-from settings import emulated, instruction_set, threads
+from settings import emulated, emulated_module, instruction_set, nbytes, threads
 from torch.utils.flop_counter import FlopCounterMode
 
 from qconv.kernels import flops as flops, look_up, native
@@ -289,18 +284,12 @@ def test_bad_arguments(name: str) -> None:
 @pytest.fixture(scope="module")
 def neon(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The kernels built for another processor, and the emulator that runs them."""
-    return emulated([Path(__file__).with_name("emulated_look_up.c")], tmp_path_factory.mktemp("emulated"), "-O3")
+    return emulated("emulated.c", ["binary.c", "look_up.c"], tmp_path_factory.mktemp("emulated"), "-O3")
 
 
 def test_neon(neon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels get the operands of a call through a pipe; those of the forward, too."""
     sizes: list[int] = []
-
-    def run(which: int, *call: int) -> None:
-        stream = struct.pack("28q", which, *sizes, *call[6:-1])
-        stream += b"".join(ctypes.string_at(*each) for each in zip(call[:5], sizes, strict=False) if each[0])
-        done = subprocess.run(neon, input=stream, stdout=subprocess.PIPE, check=True)
-        ctypes.memmove(call[5], done.stdout, sizes[5])
 
     def of(case: Case) -> list[torch.Tensor]:
         grad, _, weight, scale, passes = case.of_input()
@@ -313,12 +302,7 @@ def test_neon(neon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         results = look_up.look_up_conv2d(*case.of_forward(), always=True), of_input, of_weight
         return [result for result in results if result is not None]
 
-    module = SimpleNamespace(
-        instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"),
-        sign_grad_input=lambda *call: run(0, *call),
-        sign_grad_weight=lambda *call: run(1, *call),
-        sign_conv2d=lambda *call: run(2, *call),
-    )
+    module = emulated_module(neon, sizes)
     monkeypatch.setattr(native, "kernels", lambda: module)
     monkeypatch.setattr(look_up, "best", lambda: native.INSTRUCTION_SETS.index("neon"))
     for number, case in enumerate(cases(40, seed=5)):
@@ -331,7 +315,3 @@ def test_neon(neon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         assert max(case.errors(*results)) <= 1, case.sizes
         if halves is not None:
             assert all(torch.equal(a, b.bfloat16()) for a, b in zip(halves, results, strict=True)), case.sizes
-
-
-def nbytes(*operands: torch.Tensor | None) -> list[int]:
-    return [0 if each is None else each.nbytes for each in operands]

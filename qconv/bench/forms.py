@@ -20,7 +20,7 @@ from ..after_training.samples import Output, outputs_of
 from ..ground.checks import check_at_least_one, check_module
 from ..ground.environment import commit, machine, versions
 from ..ground.extras import missing
-from ..ground.files import atomic_file
+from ..ground.files import write_file
 from ..ground.table import Column, csv_text, lines
 from ..inference import freeze
 from ..inference.verify import classes as decided
@@ -118,8 +118,7 @@ class ModelComparison:
         """
         text = csv_text(self.records())
         if path is not None:
-            with atomic_file(Path(path)) as file:
-                file.write(text.encode())
+            write_file(path, text)
         return text
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..convert import convert
-from ..ground.checks import check_at_least_one
+from ..ground.checks import check_at_least_one, check_not_negative
 from ..ground.environment import commit, machine, versions
 from ..ground.table import Column
 from ..lean import lean as made_lean
@@ -47,8 +47,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_at_least_one(batch_size=self.batch_size, rounds=self.rounds)
-        if self.warmup < 0:
-            raise ValueError(f"warmup (={self.warmup}) must not be negative")
+        check_not_negative(warmup=self.warmup)
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device (={self.device}) is not available: torch finds no GPU")
 

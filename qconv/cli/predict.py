@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..ground.files import files_below
 from ..ground.table import write_csv
 from .source import add_model
 
@@ -96,7 +97,7 @@ def _of_word(word: str) -> Iterator[str]:
 
 
 def _of_folder(folder: Path) -> list[str]:
-    from ..images import files_below, readable_suffixes
+    from ..images import readable_suffixes
 
     suffixes = readable_suffixes()
     files = sorted(path for path in files_below(folder) if path.suffix.lower() in suffixes and path.is_file())

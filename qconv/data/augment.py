@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ground.checks import check_numbers
+from ..ground.checks import check_at_least_one, check_not_negative, check_numbers
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -37,8 +37,7 @@ class RandomCrop:
     fill: float = 0
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise ValueError(f"padding (={self.padding}) must be at least 0")
+        check_not_negative(padding=self.padding)
         check_numbers(fill=self.fill)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -91,8 +90,7 @@ class Cutout:
     fill: float | Sequence[float] = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size (={self.size}) must be at least 1")
+        check_at_least_one(size=self.size)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return the images, each with a square covered."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..ground.checks import some
-from ..images import HEIF_REMEDY, HEIF_SUFFIXES, files_below, readable_suffixes
+from ..ground.files import files_below
+from ..images import HEIF_REMEDY, HEIF_SUFFIXES, readable_suffixes
 
 NO_PICTURES = ("thumbs.db", "desktop.ini")
 """What operating systems leave beside images."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..ground.checks import check_at_least_one
+from ..ground.checks import check_at_least_one, check_not_negative
 from ..images import Normalize
 from .augment import RandomCrop
 from .loader import SplitsDataModule, TensorLoader, epoch_order, split_of
@@ -36,8 +36,7 @@ class DigitsDataModule(SplitsDataModule):
     def __init__(self, *, seed: int = 0, batch_size: int = 64, shift: int = 1, split_seed: int = 0) -> None:
         super().__init__()
         check_at_least_one(batch_size=batch_size)
-        if shift < 0:
-            raise ValueError(f"shift (={shift}) must be at least 0")
+        check_not_negative(shift=shift)
         self.seed, self.batch_size, self.shift, self.split_seed = seed, batch_size, shift, split_seed
         self.splits: dict[str, Split] = {}
         self.background = 0.0

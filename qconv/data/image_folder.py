@@ -148,9 +148,7 @@ class ImageFolderDataModule(PicturesDataModule):
 
         def decode(index: int) -> None:
             try:
-                images[index] = read_picture(
-                    files[index][0], self.image_size, self.in_channels, resize=True, pixel_range=self.pixel_range
-                )
+                images[index] = read_picture(files[index][0], self.image_size, self.in_channels, self.pixel_range)
             except DecodingError as error:
                 problems[index] = error
 

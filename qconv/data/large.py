@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..ground.checks import check_at_least_one, check_choice
+from ..ground.checks import check_at_least_one, check_choice, check_not_negative
 from ..ground.progress import terminal
 from ..images import DecodingError, Normalize, PixelRange, ReadingError, centre_crop, resize_bytes
 from .image_folder import Broken, BrokenPictureError, cores
@@ -66,8 +66,7 @@ class LargePicturesDataModule(SplitsDataModule):
         check_at_least_one(image_size=image_size, batch_size=batch_size)
         if resize < image_size:
             raise ValueError(f"resize (={resize}) must be at least image_size (={image_size})")
-        if workers is not None and workers < 0:
-            raise ValueError(f"workers (={workers}) must be at least 0")
+        check_not_negative(workers=workers or 0)
         check_choice("broken", broken, "fatal", "skip")
         self.image_size, self.resize = (image_size, image_size), resize
         self.workers = cores() if workers is None else min(workers, cores())

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..ground.checks import check_at_least_one, check_choice, check_pixel_range
-from ..ground.files import atomic_file
+from ..ground.files import atomic_file, write_file
 from ..ground.progress import shown, terminal
 from ..images import DecodingError, PixelRange, ReadingError, decode, opened
 from .image_folder import Broken, BrokenPictureError, cores
@@ -125,8 +125,7 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
     if not path.is_file():
         if others := [other.name for other in folder.iterdir() if not other.name.startswith(".")]:
             raise FileExistsError(f"{folder} holds other files ({others[0]}): name a new folder")
-        with atomic_file(path) as file:
-            file.write(json.dumps(settings, indent=2).encode())
+        write_file(path, json.dumps(settings, indent=2))
         return
     try:
         found = json.loads(path.read_text())

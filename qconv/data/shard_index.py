@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.progress import Progress
 
 from ..ground.extras import needed
-from ..ground.files import atomic_file
+from ..ground.files import write_file
 from ..ground.progress import terminal
 from .image_folder import cache_folder, cores
 
@@ -87,8 +87,7 @@ def read_index(urls: Sequence[str], path: str | None) -> dict[str, Shard]:
     if missing:
         known.update(count(missing))
         file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(file) as out:
-            out.write(json.dumps({url: shard[1:] for url, shard in known.items()}).encode())
+        write_file(file, json.dumps({url: shard[1:] for url, shard in known.items()}))
     return {url: known[url] for url in urls}
 
 

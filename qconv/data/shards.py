@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..ground.checks import check_pixel_range
+from ..ground.checks import check_not_negative, check_pixel_range
 from ..images import DecodingError, PixelRange, decode
 from .large import Batch, Crop, LargePicturesDataModule, collate, one_thread
 from .loader import EpochLoader, EpochOrder, epoch_order
@@ -71,8 +71,7 @@ class WebDatasetDataModule(LargePicturesDataModule):
         self.pixel_range = check_pixel_range(pixel_range)
         if val is None and test is None:
             raise ValueError("val and test (=None) must not both be missing: name the shards to evaluate with")
-        if buffer < 0:
-            raise ValueError(f"buffer (={buffer}) must be at least 0")
+        check_not_negative(buffer=buffer)
         addresses = {"train": expand(train), "val": expand(val or ()), "test": expand(test or ())}
         if not addresses["test"]:
             addresses["val"], addresses["test"] = [], addresses["val"]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..ground.checks import check_flags
 from ..ground.extras import needed
-from ..ground.files import atomic_file
+from ..ground.files import write_file
 from ..onnx.integers import Chains, Integers, roundings
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize
@@ -64,8 +64,7 @@ def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool =
             constant_methods={_NUMBERS: torch.tensor(shown.inner)},
         )
         content = lowered.to_executorch().buffer
-    with atomic_file(path) as file:
-        file.write(content)
+    write_file(path, content)
     return left_as_floats(program, in_bytes)
 
 

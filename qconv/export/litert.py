@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..ground.checks import check_flags
 from ..ground.extras import needed
-from ..ground.files import atomic_file
+from ..ground.files import write_file
 from ..onnx.integers import Chains, Integers, roundings
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize, Size, Window
@@ -65,8 +65,7 @@ def write(
         from ai_edge_litert import schema_py_generated  # noqa: F401
     builder, writer = flatbuffers.Builder(1024), _Writer(program, images, four_bits, round_outputs)
     builder.Finish(writer.model().Pack(builder), b"TFL3")
-    with atomic_file(path) as file:
-        file.write(bytes(builder.Output()))
+    write_file(path, bytes(builder.Output()))
     return left_as_floats(program, writer.in_bytes)
 
 

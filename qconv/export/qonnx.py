@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..ground.extras import needed
-from ..ground.files import atomic_file
+from ..ground.files import write_file
 from ..program import operations as ops
 from ..program.operations import Clamp, Operation, Program, Quantize, Sign, Size
 from ..program.plan import EDGES, QUOTIENT, form_of
@@ -39,9 +39,7 @@ def write(program: Program, path: Path, images: Tensor) -> None:
     """
     with needed("export to QONNX"):
         import onnx  # noqa: F401
-    content = _Writer(program, (images.shape[2], images.shape[3])).model().SerializeToString()
-    with atomic_file(path) as file:
-        file.write(content)
+    write_file(path, _Writer(program, (images.shape[2], images.shape[3])).model().SerializeToString())
 
 
 def run(path: Path, images: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..ground.files import atomic_file
+from ..ground.files import atomic_file, write_file
 from ..inference import FrozenModel, freeze
 from ..inference.verify import leaves
 from ..onnx import OnnxModel, export_onnx
@@ -109,9 +109,7 @@ def exported(
         return None, []
     (frozen, program), left = program_of(model, images), None
     if to == "program":
-        content = frozen.program_bytes(images.cpu())
-        with atomic_file(path) as file:
-            file.write(content)
+        write_file(path, frozen.program_bytes(images.cpu()))
     elif to == "pt2":
         two = torch.cat([images[:1].cpu()] * 2)  # a copy: of a view, the file would have all images
         module = frozen.traced(two)

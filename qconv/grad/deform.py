@@ -182,8 +182,7 @@ def deform_conv2d_input(
         TypeError, ValueError, ImportError: as `deform_conv2d_backward`.
     """
     stub = grad_output.new_zeros(1).expand(tuple(input_size))
-    asked = (True, False, False, False, False)
-    return _one(0, grad_output, stub, weight, offset, mask, stride, padding, dilation, asked)
+    return _one(0, grad_output, stub, weight, offset, mask, stride, padding, dilation)
 
 
 def deform_conv2d_weight(
@@ -206,8 +205,7 @@ def deform_conv2d_weight(
         TypeError, ValueError, ImportError: as `deform_conv2d_backward`.
     """
     stub = grad_output.new_zeros(1).expand(tuple(weight_size))
-    asked = (False, True, False, False, False)
-    return _one(1, grad_output, input, stub, offset, mask, stride, padding, dilation, asked)
+    return _one(1, grad_output, input, stub, offset, mask, stride, padding, dilation)
 
 
 def deform_conv2d_offset(
@@ -230,8 +228,7 @@ def deform_conv2d_offset(
     Raises:
         TypeError, ValueError, ImportError: as `deform_conv2d_backward`.
     """
-    asked = (False, False, True, False, False)
-    return _one(2, grad_output, input, weight, offset, mask, stride, padding, dilation, asked)
+    return _one(2, grad_output, input, weight, offset, mask, stride, padding, dilation)
 
 
 def deform_conv2d_mask(
@@ -256,24 +253,13 @@ def deform_conv2d_mask(
     if offset.ndim == 4:  # otherwise the checks raise an error
         batch, channels, *spatial = offset.shape
         stub = grad_output.new_zeros(1).expand(batch, channels // 2, *spatial)
-    asked = (False, False, False, True, False)
-    return _one(3, grad_output, input, weight, offset, stub, stride, padding, dilation, asked)
+    return _one(3, grad_output, input, weight, offset, stub, stride, padding, dilation)
 
 
-def _one(
-    index: int,
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    mask: Tensor | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    output_mask: Mask,
-) -> Tensor:
-    tensors = (grad_output, input, weight, offset, mask)
-    return cast(Tensor, deform_conv2d_backward(*tensors, stride, padding, dilation, output_mask=output_mask)[index])
+def _one(index: int, *operands: Any) -> Tensor:
+    """Return one of the gradients of `deform_conv2d_backward`."""
+    output_mask: Any = tuple(place == index for place in range(5))
+    return cast(Tensor, deform_conv2d_backward(*operands, output_mask=output_mask)[index])
 
 
 def _pair(name: str, value: Ints, least: int) -> Pair:

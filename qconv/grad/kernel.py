@@ -1,7 +1,7 @@
 """The gradients of convolution over any `Kernel`; `aten` and `composed` use these functions with their own kernel."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -141,11 +141,12 @@ def gradients(
     return grad_input, grad_weight, grad_bias
 
 
-def input_gradient(
+def one_gradient(
     kernel: Kernel,
     n: int,
-    input_size: Sequence[int],
-    weight: Tensor,
+    which: Literal[0, 1],
+    input: Any,
+    weight: Any,
     grad_output: Tensor,
     stride: Ints,
     padding: Ints | str,
@@ -154,33 +155,15 @@ def input_gradient(
     transposed: bool = False,
     output_padding: Ints = 0,
 ) -> Tensor:
-    """Return the n-d gradient of an input known only by its size; a stub replaces the input."""
-    if weight.ndim != n + 2:
-        raise ValueError(f"weight (of size {tuple(weight.shape)}) must have {n + 2} dimensions")
-    stub = grad_output.new_empty(1).expand(tuple(input_size))
+    """Return the n-d gradient of the input, or of the weight if ``which`` is 1, by its size; a stub replaces it."""
+    size = tuple(weight if which else weight.shape)
+    if len(size) != n + 2:
+        given = f"weight_size (={size})" if which else f"weight (of size {size})"
+        raise ValueError(f"{given} must have {n + 2} dimensions")
+    stub = grad_output.new_empty(1).expand(tuple(weight if which else input))
+    operands = (input, stub) if which else (stub, weight)
     geometry = (stride, padding, dilation, groups, transposed, output_padding)
-    return cast(Tensor, gradients(kernel, grad_output, stub, weight, *geometry, (True, False, False))[0])
-
-
-def weight_gradient(
-    kernel: Kernel,
-    n: int,
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints,
-    padding: Ints | str,
-    dilation: Ints,
-    groups: int,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-) -> Tensor:
-    """Return the n-d gradient of a weight known only by its size."""
-    if len(weight_size) != n + 2:
-        raise ValueError(f"weight_size (={tuple(weight_size)}) must have {n + 2} dimensions")
-    stub = grad_output.new_empty(1).expand(tuple(weight_size))
-    geometry = (stride, padding, dilation, groups, transposed, output_padding)
-    return cast(Tensor, gradients(kernel, grad_output, input, stub, *geometry, (False, True, False))[1])
+    return cast(Tensor, gradients(kernel, grad_output, *operands, *geometry, (which == 0, which == 1, False))[which])
 
 
 _RAISES = """
@@ -243,7 +226,7 @@ def of_input(kernel: Kernel, n: int, module: str):
         dilation: Ints = 1,
         groups: int = 1,
     ) -> Tensor:
-        return input_gradient(kernel, n, input_size, weight, grad_output, stride, padding, dilation, groups)
+        return one_gradient(kernel, n, 0, input_size, weight, grad_output, stride, padding, dilation, groups)
 
     return _named(function, "conv_input", n, module)
 
@@ -260,7 +243,7 @@ def of_weight(kernel: Kernel, n: int, module: str):
         dilation: Ints = 1,
         groups: int = 1,
     ) -> Tensor:
-        return weight_gradient(kernel, n, input, weight_size, grad_output, stride, padding, dilation, groups)
+        return one_gradient(kernel, n, 1, input, weight_size, grad_output, stride, padding, dilation, groups)
 
     return _named(function, "conv_weight", n, module)
 
@@ -279,7 +262,7 @@ def of_transposed_input(kernel: Kernel, n: int, module: str):
         dilation: Ints = 1,
     ) -> Tensor:
         geometry = stride, padding, dilation, groups, True, output_padding
-        return input_gradient(kernel, n, input_size, weight, grad_output, *geometry)
+        return one_gradient(kernel, n, 0, input_size, weight, grad_output, *geometry)
 
     return _named(function, "conv_transpose_input", n, module)
 
@@ -298,7 +281,7 @@ def of_transposed_weight(kernel: Kernel, n: int, module: str):
         dilation: Ints = 1,
     ) -> Tensor:
         geometry = stride, padding, dilation, groups, True, output_padding
-        return weight_gradient(kernel, n, input, weight_size, grad_output, *geometry)
+        return one_gradient(kernel, n, 1, input, weight_size, grad_output, *geometry)
 
     return _named(function, "conv_transpose_weight", n, module)
 

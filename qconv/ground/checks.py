@@ -70,6 +70,14 @@ def check_not_negative(**values: float) -> None:
             raise ValueError(f"{name} (={value}) must be at least 0 and finite")
 
 
+def check_positive(**values: float) -> None:
+    """Raise an error that names the first of ``values`` that is not a number, or is not above 0 or infinite."""
+    check_numbers(**values)
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} (={value}) must be positive and finite")
+
+
 def check_flags(**values: bool) -> None:
     """Raise a TypeError that names the first of ``values`` that is not a bool: ``"false"`` would count as True."""
     for name, value in values.items():

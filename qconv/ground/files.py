@@ -1,4 +1,4 @@
-"""Files that are either complete or absent, and clear messages about those that are damaged."""
+"""Files that are either complete or absent, clear messages about those that are damaged, and those of a folder."""
 
 import os
 import pickle
@@ -105,3 +105,21 @@ class atomic_file:  # noqa: N801  # used like `open`
                 self.temporary.replace(self.path)
         finally:  # either renamed already or to be removed, even if the disk is full
             self.temporary.unlink(missing_ok=True)
+
+
+def write_file(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Write a whole file by `atomic_file`; in a text, what is no UTF-8, as in names of files, is escaped."""
+    with atomic_file(Path(path)) as file:
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and its subfolders, following links, without hidden ones."""
+    visited: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in visited:
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        yield from (Path(place, name) for name in names if name[0] != ".")

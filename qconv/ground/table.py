@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .files import atomic_file, one_at_a_time
+from .files import one_at_a_time, write_file
 
 LONGEST_PERIOD = 8
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -168,8 +168,7 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Replace the file by these rows, which may differ in their columns; missing cells stay empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        file.write(csv_text(rows).encode(errors="backslashreplace"))  # names of files may be no UTF-8
+    write_file(path, csv_text(rows))
 
 
 def append_csv(row: Mapping[str, Any], path: Path) -> None:

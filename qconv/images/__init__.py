@@ -19,5 +19,4 @@ from .decode import (
     resize_bytes as resize_bytes,
     size_of as size_of,
 )
-from .found import files_below as files_below
 from .pixel_range import PixelRange as PixelRange

@@ -218,22 +218,14 @@ def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
 
 
 def read_picture(
-    file: str | os.PathLike[str],
-    size: tuple[int, int],
-    channels: int,
-    resize: bool,
-    pixel_range: PixelRange | None = None,
+    file: str | os.PathLike[str], size: tuple[int, int], channels: int, pixel_range: PixelRange | None = None
 ) -> Tensor:
-    """Decode the image as uint8, `(channels, *size)`; with ``resize``, resized to cover ``size`` and cropped."""
+    """Decode the image as uint8, `(channels, *size)`, resized to cover ``size`` and cropped."""
     mode = "RGB" if channels == 3 else "L"
     with opened(file) as picture:
-        height, width = size_of(picture)
-        if not resize and (height, width) != size:
-            raise DecodingError(f"it has {height}×{width} pixels, not {size[0]}×{size[1]}: set image_size")
-        if resize:
-            is_turned = (height, width) != (picture.height, picture.width)
-            picture.draft(mode, size if is_turned else (size[1], size[0]))  # decodes a large JPEG at a smaller size
-        return _pixels(picture, mode, pixel_range, size if resize else None)
+        is_turned = size_of(picture) != (picture.height, picture.width)
+        picture.draft(mode, size if is_turned else (size[1], size[0]))  # decodes a large JPEG at a smaller size
+        return _pixels(picture, mode, pixel_range, size)
 
 
 def _pixels(file: ImageFile, mode: str, pixel_range: PixelRange | None, size: tuple[int, int] | None = None) -> Tensor:

@@ -1,12 +1,11 @@
 """Program files: frozen networks for `qconv_run` and the C API, without Python."""
 
 import os
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ..ground.files import atomic_file
+from ..ground.files import write_file
 from ..program.operations import Program
 from .build import build
 from .freeze import check
@@ -38,6 +37,5 @@ def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor
     frozen = build(model, example)
     content = frozen.program_bytes(example)
     check(model, frozen, example)
-    with atomic_file(Path(path)) as file:
-        file.write(content)
+    write_file(path, content)
     return frozen.program(example)

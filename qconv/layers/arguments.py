@@ -37,24 +37,24 @@ def checked(scheme: Scheme | None) -> Scheme:
     return scheme
 
 
-def check_input(layer: nn.Module, input: Tensor) -> None:
-    """Raise unless the input has a floating dtype, and the dtype and device of the weight.
+def check_input(layer: nn.Module, input: Tensor, name: str = "input") -> None:
+    """Raise unless an input of the layer has a floating dtype, and the dtype and device of the weight.
 
     Raises:
         TypeError: no tensor; an integer, boolean or complex input, or without autocast a dtype other than the weight's.
         ValueError: a device other than the weight's.
     """
     if not isinstance(input, Tensor):
-        raise TypeError(f"input ({type(input).__name__}) must be a tensor, such as torch.as_tensor(input)")
+        raise TypeError(f"{name} ({type(input).__name__}) must be a tensor, such as torch.as_tensor({name})")
     weight = stored_weight(layer)
     if not input.is_floating_point():
-        raise TypeError(f"input has dtype {input.dtype}; it must be a floating dtype: call input.to({weight.dtype})")
+        raise TypeError(f"{name} has dtype {input.dtype}; it must be a floating dtype: call {name}.to({weight.dtype})")
     if input.device != weight.device:
-        raise ValueError(f"input is on {input.device} and weight on {weight.device}; they must be on one device")
+        raise ValueError(f"{name} is on {input.device} and weight on {weight.device}; they must be on one device")
     cast = autocast_dtype(input.device.type) is not None and torch.float64 not in (input.dtype, weight.dtype)
     if input.dtype != weight.dtype and not cast:
         raise TypeError(
-            f"input has dtype {input.dtype} and weight {weight.dtype}; "
+            f"{name} has dtype {input.dtype} and weight {weight.dtype}; "
             "they must be equal, unless torch.autocast casts them (not float64)"
         )
 

@@ -131,7 +131,8 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
         check_input(self, input)
         check_shape(input, 4, self.in_channels, unbatched=False)
         extra = (offset,) if mask is None else (offset, mask)
-        self._check_extra(input, *extra)
+        for name, tensor in zip(("offset", "mask"), extra, strict=False):
+            check_input(self, tensor, name)
         weight_shape = self.out_channels, self.in_channels // self.groups, *self.kernel_size
         sizes = input.shape, weight_shape, offset.shape, None if mask is None else mask.shape
         check_sizes(*sizes, self.stride, self.padding, self.dilation)
@@ -141,21 +142,6 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
             return self.apply_op(input, self.op, bias, *extra)
 
         return _autocast(run, input, *extra)
-
-    def _check_extra(self, input: Tensor, *extra: Tensor) -> None:
-        for name, tensor in zip(("offset", "mask"), extra, strict=False):
-            if not tensor.is_floating_point():
-                raise TypeError(f"{name} has dtype {tensor.dtype}; it must be a floating dtype")
-            if tensor.device != input.device:
-                raise ValueError(
-                    f"{name} is on {tensor.device} and input on {input.device}; they must be on one device"
-                )
-            casts = _autocasts(input) and tensor.dtype != torch.float64
-            if tensor.dtype != input.dtype and not casts:
-                raise TypeError(
-                    f"{name} has dtype {tensor.dtype} and input {input.dtype}; "
-                    "they must be equal, unless torch.autocast casts them (not float64)"
-                )
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_choice
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import Levels, Quantizer, Whole
 from ..quantizers.identity import Identity
 from ..quantizers.kept_codes import Coded, Coding
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import learned, positive, scalars, set_parameter, wide
 from ..scheme import Scheme, named
 

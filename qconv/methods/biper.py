@@ -1,6 +1,5 @@
 """BiPer: signs of a sine of the weights, with the sine's derivative (Vargas et al., arXiv:2404.01278)."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -8,11 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..ground.checks import check_choice, check_flags, check_numbers
-from ..quantizers.base import Quantizer, Whole
-from ..quantizers.filters import per_filter
-from ..quantizers.levels import Levels
-from ..quantizers.numbers import set_parameter, wide
+from ..ground.checks import check_choice, check_flags, check_positive
+from ..quantizers.base import Levels, Quantizer, Whole
+from ..quantizers.numbers import per_filter, set_parameter, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import ApproxSign, Make, Straight, Surrogate, chosen
 from ..scheme import Scheme, named
@@ -29,9 +26,7 @@ class _Periodic(Quantizer):
 
     def __init__(self, frequency: float, scale_init: ScaleInit, *others: Any) -> None:
         super().__init__(*others)
-        check_numbers(frequency=frequency)
-        if not 0 < frequency < math.inf:
-            raise ValueError(f"frequency (={frequency}) must be positive and finite")
+        check_positive(frequency=frequency)
         check_choice("scale_init", scale_init, "uniform", "mean")
         self.frequency, self.scale_init = frequency, scale_init
         self.register_parameter("alpha", None)

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_flags, check_numbers
-from ..quantizers.base import WEIGHT, Bounds, Quantizer, Whole
+from ..quantizers.base import WEIGHT, Bounds, Levels, Quantizer, Whole
 from ..quantizers.form import Form
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import wide
 from ..quantizers.signs import passed, sign, signs_kept
 from ..quantizers.stochastic import Stream

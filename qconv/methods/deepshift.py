@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_choice, check_numbers, check_whole
-from ..quantizers.base import MAGNITUDE, Bounds, Codes, Quantizer, Whole, is_eager_cuda
+from ..quantizers.base import MAGNITUDE, Bounds, Codes, Levels, Quantizer, Whole, is_eager_cuda
 from ..quantizers.flags import SHARE, flag_of
 from ..quantizers.kept_codes import Coding, Passing
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.part import Rule, has_begun
 from ..quantizers.rounding import round_log2, round_power_of_two as round_power_of_two

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags
-from ..quantizers.base import Quantizer, Whole, is_eager_cuda
+from ..quantizers.base import Levels, Quantizer, Whole, is_eager_cuda
 from ..quantizers.kept_codes import Coded, Coding, Passing
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import ABOVE_ONE, BELOW_ZERO, wide, within
 from ..quantizers.rounding import Rounding, level_step
 from ..quantizers.signs import sign

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_numbers
-from ..quantizers.base import Bounds, Codes
+from ..quantizers.base import Bounds, Codes, Levels
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding
 from ..quantizers.learned_range import LearnedRange
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import learned, scalars, set_parameter, wide
 from ..quantizers.observers import Extremes
 from ..quantizers.part import Rule

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_numbers
-from ..quantizers.base import Whole
+from ..quantizers.base import Levels, Whole
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding
 from ..quantizers.learned_range import LearnedRange
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, learned, scalars, set_parameter, wide
 from ..quantizers.observers import Values
 from ..quantizers.part import Rule

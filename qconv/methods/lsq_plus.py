@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_choice
-from ..quantizers.base import Codes
+from ..quantizers.base import Codes, Levels
 from ..quantizers.codes import integer_dtype
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, learned, positive, scalars, wide
 from ..quantizers.observers import Values
 from ..scheme import Scheme, named, of_input

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import Whole, is_eager_cuda
+from ..quantizers.base import Levels, Whole, is_eager_cuda
 from ..quantizers.form import Form
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding, Passing
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import wide
 from ..quantizers.observers import Extremes
 from ..quantizers.part import Rule

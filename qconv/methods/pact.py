@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from ..ground.checks import check_bits, check_numbers
-from ..quantizers.base import Whole
+from ..quantizers.base import Levels, Whole
 from ..quantizers.form import Form
 from ..quantizers.kept_codes import Coding, Passing
-from ..quantizers.levels import Levels
 from ..quantizers.numbers import BELOW_ZERO, SMALLEST, learned, positive, scalars, wide
 from ..quantizers.rounding import Rounding
 from ..scheme import Scheme, named, of_input

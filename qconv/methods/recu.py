@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.checks import check_choice, check_numbers
-from ..quantizers.base import Whole
-from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
-from ..quantizers.levels import Levels
-from ..quantizers.numbers import set_parameter, wide
+from ..quantizers.base import Levels, Whole
+from ..quantizers.numbers import filter_scale, per_filter, set_parameter, standardize, standardize_backward, wide
 from ..quantizers.part import Rule
 from ..quantizers.signs import Binary, sign
 from ..quantizers.stochastic import uniform

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..ground.checks import check_flags, check_numbers
+from ..ground.checks import check_flags, check_positive
 from ..quantizers.base import Whole
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import ternary
@@ -42,10 +42,8 @@ class TWN(Passing):
 
     def __init__(self, threshold: float = 0.7, per_channel: bool = True) -> None:
         super().__init__()
-        check_numbers(threshold=threshold)
+        check_positive(threshold=threshold)
         check_flags(per_channel=per_channel)
-        if not 0 < threshold < math.inf:
-            raise ValueError(f"threshold (={threshold}) must be positive and finite")
         self.threshold = threshold
         self.per_channel = per_channel
 

@@ -5,10 +5,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from ..quantizers.base import Whole
-from ..quantizers.filters import per_filter
-from ..quantizers.levels import Levels
-from ..quantizers.numbers import set_parameter, wide
+from ..quantizers.base import Levels, Whole
+from ..quantizers.numbers import per_filter, set_parameter, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import HardClip, Make, Surrogate, chosen
 from ..scheme import Scheme, named

@@ -4,6 +4,7 @@ from .activations import LearnedBias as LearnedBias, Maxout as Maxout, RPReLU as
 from .birealnet import BiRealNet as BiRealNet, birealnet18 as birealnet18, birealnet34 as birealnet34
 from .by_name import (
     timm_model as timm_model,
+    torchvision_mobilenet_v2 as torchvision_mobilenet_v2,
     torchvision_model as torchvision_model,
     torchvision_resnet as torchvision_resnet,
 )
@@ -24,5 +25,4 @@ from .resnet import (
     resnet56 as resnet56,
 )
 from .small_cnn import SmallCNN as SmallCNN, small_cnn as small_cnn
-from .torchvision_mobilenet import torchvision_mobilenet_v2 as torchvision_mobilenet_v2
 from .vgg import VGG as VGG, vgg7 as vgg7, vgg_small as vgg_small

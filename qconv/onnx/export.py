@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.extras import needed
-from ..ground.files import atomic_file
+from ..ground.files import write_file
 from ..inference.build import build
 from ..inference.defaults import of_shipping
 from ..program.operations import Program
@@ -97,8 +97,7 @@ def export_onnx(
     form = Form(opset, four_bits, signed, clamp_by_saturation)
     content = written(Writer(program, form, example, round_outputs), program, metadata or {})
     onnx.checker.check_model(content, full_check=True)
-    with atomic_file(path) as file:
-        file.write(content.SerializeToString())
+    write_file(path, content.SerializeToString())
     return compare_onnx(model, path, example[:_COMPARED])
 
 

@@ -74,11 +74,7 @@ class Chains:
     """The operations on channels that follow the convolutions of a program, while nothing else reads their values."""
 
     def __init__(self, program: Program) -> None:
-        self.operations = program.operations
-        self.readers: list[list[int]] = [[] for _ in self.operations]
-        for place, operation in enumerate(self.operations):
-            for given in operation.inputs:
-                self.readers[given].append(place)
+        self.operations, self.readers = program.operations, program.readers()
         for output in program.outputs:
             self.readers[output].append(0)
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from ..ground.checks import check_numbers
+from ..ground.checks import check_not_negative, check_numbers
 from ..layers import QuantizedLayer
-from ..quantizers.filters import per_filter
+from ..quantizers.numbers import per_filter
 from .step_rules import State, StepRule
 
 FLIPS = "flip_frequency"
@@ -44,10 +44,8 @@ class OvSW(StepRule):
     def __init__(
         self, delta: float = 0.04, decay: float = 9e-4, momentum: float = 0.999, threshold: float = 1e-4
     ) -> None:
-        check_numbers(delta=delta, decay=decay, momentum=momentum, threshold=threshold)
-        for name, value in (("delta", delta), ("decay", decay), ("threshold", threshold)):
-            if value < 0:
-                raise ValueError(f"{name} (={value}) must be at least 0")
+        check_not_negative(delta=delta, decay=decay, threshold=threshold)
+        check_numbers(momentum=momentum)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum (={momentum}) must be at least 0 and below 1")
         self.delta, self.decay, self.momentum, self.threshold = delta, decay, momentum, threshold

@@ -126,11 +126,7 @@ def missing(program: Program) -> str:
 
 class _Fusing:
     def __init__(self, program: Program) -> None:
-        self.program, self.operations = program, program.operations
-        self.readers: list[list[int]] = [[] for _ in self.operations]
-        for place, operation in enumerate(self.operations):
-            for given in operation.inputs:
-                self.readers[given].append(place)
+        self.program, self.operations, self.readers = program, program.operations, program.readers()
         self.shifted = dict(map(self._shifted, (p for p, o in enumerate(self.operations) if isinstance(o, PReLU))))
         self.swish = dict(filter(None, map(self._hard_swish, range(4, len(self.operations)))))
         self.kernels: list[Kernel] = []

@@ -49,7 +49,7 @@ class Library(nn.Module):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.put_together = program.put_together
-        operations, readers = program.operations, _readers(program)
+        operations, readers = program.operations, program.readers()
         self.taken: dict[
             int, int
         ] = {}  # numbers of values that no step makes: signs of others, and what a step takes in
@@ -96,14 +96,6 @@ class Library(nn.Module):
                 if place not in self.outputs:
                     del values[place]
         return values
-
-
-def _readers(program: Program) -> list[list[int]]:
-    readers: list[list[int]] = [[] for _ in program.operations]
-    for number, operation in enumerate(program.operations):
-        for given in operation.inputs:
-            readers[given].append(number)
-    return readers
 
 
 def _feeds_bits(sign: Sign, operations: list[Operation], readers: list[int]) -> bool:

@@ -608,6 +608,14 @@ class Program:
         self.operations.append(operation)
         return len(self.operations) - 1
 
+    def readers(self) -> list[list[int]]:
+        """Return for each operation the numbers of those that take its value."""
+        found: list[list[int]] = [[] for _ in self.operations]
+        for number, operation in enumerate(self.operations):
+            for given in operation.inputs:
+                found[given].append(number)
+        return found
+
     def pruned(self) -> "Program":
         """Return the program without operations that no output needs."""
         needed = {0, *self.outputs}

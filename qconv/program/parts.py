@@ -29,14 +29,14 @@ def split(program: Program) -> list[Part | int]:
     Operations are one part if values go from one to the other without a function. Where none is a convolution, copies
     would cost more than torch does.
     """
-    operations, levels = program.operations, [0] * len(program.operations)
+    operations, levels, readers = program.operations, [0] * len(program.operations), program.readers()
     for place, operation in enumerate(operations):
         for given in operation.inputs:
             is_behind = isinstance(operations[given], Function) and not isinstance(operation, Function)
             levels[place] = max(levels[place], levels[given] + is_behind)
     for place in range(len(operations) - 1, 0, -1):  # what is taken of a value is read with it, and not stored
         if isinstance(operations[place], Take) and place not in program.outputs:
-            levels[place] = min(levels[reader] for reader, each in enumerate(operations) if place in each.inputs)
+            levels[place] = min(levels[reader] for reader in readers[place])
     steps: list[Part | int] = []
     for level in range(max(levels) + 1):
         here = [place for place in range(1, len(operations)) if levels[place] == level]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .codes import Codes as Codes, Whole as Whole, integer_dtype
 from .data_flag import NeedsData
 from .in_bits import InBits
-from .levels import Levels
+from .levels import Levels as Levels
 from .node import Quantize, as_called
 from .numbers import SMALLEST
 from .observers import Observer, Samples

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import pointwise
-from .base import Quantizer, Whole, is_eager_cuda, is_plain_cpu
+from .base import Levels, Quantizer, Whole, is_eager_cuda, is_plain_cpu
 from .form import Form
 from .kept_codes import Coded, Coding
-from .levels import Levels
 from .surrogates import Surrogate
 
 _ops = torch.ops.qconv

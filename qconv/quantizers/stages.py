@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.processes import gathered, whole
-from .base import Codes, Quantizer, Whole, whole_of
+from .base import Codes, Levels, Quantizer, Whole, whole_of
 from .flags import SHARE, Mark, is_readable, may_differ
 from .form import Form
-from .levels import Levels
 from .mixed import Mixed
 from .observers import Observer, Several
 from .part import Rule, has_begun

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..ground.checks import check_choice, check_flags, check_numbers
+from ..ground.checks import check_choice, check_flags, check_numbers, check_positive
 from ..kernels import slopes as _registered  # noqa: F401
 from .base import is_plain_cpu, is_wrapped, place
 from .numbers import wide, within
@@ -89,7 +89,8 @@ class HardClip(Surrogate):
 
     def __init__(self, clip: float = 1.0) -> None:
         super().__init__()
-        self.clip = _positive("clip", clip)
+        check_positive(clip=clip)
+        self.clip = clip
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or is_wrapped(grad):
@@ -306,7 +307,8 @@ class SwishSign(Surrogate):
 
     def __init__(self, beta: float = 5.0) -> None:
         super().__init__()
-        self.beta = _positive("beta", beta)
+        check_positive(beta=beta)
+        self.beta = beta
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -321,13 +323,6 @@ def _next_above(value: float, dtype: torch.dtype) -> float:
     """The smallest number of ``dtype`` above ``value > 0``: ``hardtanh_backward`` excludes its own bounds."""
     step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(value))
     return (math.floor(value / step) + 1) * step
-
-
-def _positive(name: str, value: float) -> float:
-    check_numbers(**{name: value})
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} (={value}) must be positive and finite")
-    return value
 
 
 def _range(low_name: str, low: float, high_name: str, high: float) -> tuple[float, float]:

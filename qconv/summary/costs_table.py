@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..ground.files import atomic_file
+from ..ground.files import write_file
 from ..ground.table import Column, cost_text, csv_text, lines, most_costly
 
 FLOAT_BITS = 32
@@ -292,6 +292,5 @@ def _written(text: str, path: str | os.PathLike[str] | None) -> str:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path (={str(path)!r}) must be in a folder that exists, {path.parent} does not")
-    with atomic_file(path) as file:
-        file.write(text.encode())
+    write_file(path, text)
     return text

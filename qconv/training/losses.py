@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..distillation import distribution_loss
-from ..ground.checks import check_module
+from ..ground.checks import check_module, check_positive
 from .checkpoint_io import CheckpointError
 from .initial_weights import load
 
@@ -54,8 +54,7 @@ class Distillation(nn.Module):
         check_module(teacher, "teacher")
         if not 0 <= share <= 1:
             raise ValueError(f"share (={share}) must be from 0 to 1")
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature (={temperature}) must be positive and finite")
+        check_positive(temperature=temperature)
         if weights is not None:
             averaged, left_out = load(teacher, weights)
             if left_out:

@@ -127,7 +127,7 @@ class Predictor:
         try:
             pixel_range = self.pictures.pixel_range
             if self.pictures.resize is None:
-                image = read_picture(path, (size[0], size[1]), channels, resize=True, pixel_range=pixel_range)
+                image = read_picture(path, (size[0], size[1]), channels, pixel_range)
             else:
                 image = centre_crop(decode(path, channels, pixel_range), size[0], self.pictures.resize)
         except DecodingError as error:

@@ -234,13 +234,13 @@ static int fill_base(Conv *conv) {
     return conv->base != NULL;
 }
 
-int convolve(Conv *conv, int64_t grain, ParallelFor parallel_for) {
+int convolve(Conv *conv, ParallelFor parallel_for) {
     const int64_t channels = conv->groups * conv->out_channels, rows = conv->batch * conv->out_h;
     const int64_t bytes = rows * conv->out_w * channels * (int64_t)sizeof(float);
     conv->past_caches = bytes >= LARGE_OUTPUT && conv->out_channels % (2 * BLOCK) == 0 &&
                         (uintptr_t)conv->output % sizeof(Floats16) == 0;
     conv->failed = !fill_base(conv);
-    if (!conv->failed && share_out(parallel_for, rows, grain, conv_rows, conv)) conv->failed = 1;
+    if (!conv->failed && share_out(parallel_for, rows, conv->grain, conv_rows, conv)) conv->failed = 1;
     free(conv->base);
     free(conv->row_class);
     return conv->failed;

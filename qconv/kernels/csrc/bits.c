@@ -219,13 +219,13 @@ SELECTED(neon)
 
 DISPATCH(Pass, share, neon)
 
-int pass_over(Pass *pass, int64_t grain, ParallelFor parallel_for) {
+int pass_over(Pass *pass, ParallelFor parallel_for) {
     const int64_t per_word = WORD / pass->bits, rows = pass->batch * pass->pixels;
     const int is_code = pass->operation == PACK_CODES || pass->operation == UNPACK_CODES;
     pass->words = (pass->channels + per_word - 1) / per_word;
     pass->row_bytes = is_code ? (pass->channels * pass->bits + 7) / 8 : pass->groups * pass->words * 8;
     pass->strips = (pass->pixels + STRIP - 1) / STRIP;
     const int64_t parts = pass->channels_last ? rows : pass->batch * pass->groups * pass->words * pass->strips;
-    const int64_t least = grain / (rows * pass->groups * pass->channels / parts + 1) + 1;
+    const int64_t least = pass->grain / (rows * pass->groups * pass->channels / parts + 1) + 1;
     return share_out(parallel_for, parts, least, share, pass);
 }

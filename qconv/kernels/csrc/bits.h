@@ -3,7 +3,6 @@
 
 enum { PACK_SIGNS, PACK_PASSES, PACK_BOTH, CLAMP, UNPACK_SIGNS, WHERE_PASSES, PACK_CODES, UNPACK_CODES };
 enum { IS_FLOAT32, IS_BFLOAT16, IS_BYTE };
-enum { PASS_ADDRESSES = 5, PASS_NUMBERS = 9 };
 
 typedef struct {
     const void *input;  /* (N, P, C) if channels_last, else (N, C, P); NULL for UNPACK_* */
@@ -13,18 +12,10 @@ typedef struct {
     uint8_t *stops;     /* one byte, becomes 1 where a bit of passes is 0 */
     int64_t operation, type, batch, channels, groups, pixels, bits; /* channels, of a group; bits of a code, or 1 */
     int64_t channels_last, isa;
+    int64_t grain;      /* numbers below which a thread is not worth its start */
     float low, high;    /* NaN where there is no bound */
     int64_t row_bytes, words, strips; /* from here on it is filled in by `pass_over` */
 } Pass;
 
-/* The pass with these addresses and numbers, in the order of `Pass`. */
-static inline Pass pass_of(void *const a[PASS_ADDRESSES], const int64_t n[PASS_NUMBERS], float low, float high) {
-    return (Pass){
-        .input = a[0], .output = a[1], .signs = a[2], .passes = a[3], .stops = a[4], .operation = n[0], .type = n[1],
-        .batch = n[2], .channels = n[3], .groups = n[4], .pixels = n[5], .bits = n[6], .channels_last = n[7],
-        .isa = n[8], .low = low, .high = high,
-    };
-}
-
-/* `grain`: the floats below which another thread is not worth its start. Returns whether threads failed to start. */
-int pass_over(Pass *pass, int64_t grain, ParallelFor parallel_for);
+/* Returns whether threads failed to start. */
+int pass_over(Pass *pass, ParallelFor parallel_for);

@@ -306,7 +306,7 @@ INLINE void neon_tables(const float *const x[4], int64_t count, Places to) {
 #include "look_up_rows.h"
 #endif
 
-typedef void (*Part)(LookUp *call, int64_t start, int64_t stop);
+typedef void (*Part)(int64_t start, int64_t stop, void *call);
 
 /* What differs between instruction sets: the sizes, and the four loops over them. */
 typedef struct {
@@ -329,26 +329,13 @@ static int kernels_of(int64_t isa, Kernels *kernels) {
 #undef KERNELS
 }
 
-typedef struct {
-    Part part;
-    LookUp *call;
-} Work;
-
-static void work(int64_t start, int64_t stop, void *given) {
-    const Work *one = given;
-    one->part(one->call, start, stop);
-}
-
-static void share(Part part, LookUp *call, int64_t count, int64_t threads, ParallelFor parallel_for) {
-    Work one = {part, call};
-    if (parallel_for == NULL || threads < 2 || count < 2)
-        part(call, 0, count);
-    else if (parallel_for(0, count, 1, work, &one))
-        call->failed = 1;
+/* Calls `part` for 0 to count, on several threads if there are some. */
+static void share(LookUp *call, Part part, int64_t count, ParallelFor parallel_for) {
+    if (share_out(call->threads < 2 ? NULL : parallel_for, count, 1, part, call)) call->failed = 1;
 }
 
 /* Sums over the taps of the weight, once it is known which pixels they read. */
-static int look_up_pixels(LookUp *call, int64_t threads, ParallelFor parallel_for) {
+static int look_up_pixels(LookUp *call, ParallelFor parallel_for) {
     Kernels kernels;
     if (!kernels_of(call->isa, &kernels)) return 1;
     const int64_t taps = call->kernel_h * call->kernel_w, tables = CEIL(call->from_channels, kernels.fold);
@@ -360,29 +347,28 @@ static int look_up_pixels(LookUp *call, int64_t threads, ParallelFor parallel_fo
             call->images = n;
     call->codes = malloc((size_t)(call->groups * wides * taps * tables * kernels.wide));
     if (call->codes == NULL) return 1;
-    share(kernels.weight_codes, call, call->groups * taps, threads, parallel_for);
-    if (!call->failed)
-        share(kernels.pixel_rows, call, CEIL(call->batch, call->images) * call->to_h, threads, parallel_for);
+    share(call, kernels.weight_codes, call->groups * taps, parallel_for);
+    if (!call->failed) share(call, kernels.pixel_rows, CEIL(call->batch, call->images) * call->to_h, parallel_for);
     free(call->codes);
     return call->failed;
 }
 
-int look_up_convolve(LookUp *call, int64_t threads, ParallelFor parallel_for) {
+int sign_conv2d(LookUp *call, ParallelFor parallel_for) {
     call->forward = 1;
     call->down = (Axis){-call->top, call->stride_h, call->dilation_h, 1};
     call->across = (Axis){-call->left, call->stride_w, call->dilation_w, 1};
     call->from_h = call->height, call->from_w = call->width, call->from_channels = call->in_channels;
     call->to_h = call->out_h, call->to_w = call->out_w, call->to_channels = call->out_channels;
-    return look_up_pixels(call, threads, parallel_for);
+    return look_up_pixels(call, parallel_for);
 }
 
-int look_up_grad_input(LookUp *call, int64_t threads, ParallelFor parallel_for) {
+int sign_grad_input(LookUp *call, ParallelFor parallel_for) {
     call->forward = 0;
     call->down = (Axis){call->top, 1, -call->dilation_h, call->stride_h};
     call->across = (Axis){call->left, 1, -call->dilation_w, call->stride_w};
     call->from_h = call->out_h, call->from_w = call->out_w, call->from_channels = call->out_channels;
     call->to_h = call->height, call->to_w = call->width, call->to_channels = call->in_channels;
-    return look_up_pixels(call, threads, parallel_for);
+    return look_up_pixels(call, parallel_for);
 }
 
 /* Into how many parts to cut the input channels. Fewer leave threads without work; each needs the tables of its block,
@@ -399,7 +385,7 @@ static int64_t parts_of(int64_t blocks, int64_t wides, int64_t taps, int64_t thr
     return best;
 }
 
-int look_up_grad_weight(LookUp *call, int64_t threads, ParallelFor parallel_for) {
+int sign_grad_weight(LookUp *call, ParallelFor parallel_for) {
     Kernels kernels;
     if (!kernels_of(call->isa, &kernels)) return 1;
     const int64_t folds = CEIL(call->batch, kernels.fold), wides = CEIL(call->in_channels, kernels.wide);
@@ -412,11 +398,11 @@ int look_up_grad_weight(LookUp *call, int64_t threads, ParallelFor parallel_for)
                               : call->height;
     call->grid_w = framed ? (call->out_w - 1) * call->stride_w + (call->kernel_w - 1) * call->dilation_w + 1
                               : call->width;
-    call->parts = parts_of(blocks, wides, call->kernel_h * call->kernel_w, threads < 1 ? 1 : threads);
+    call->parts = parts_of(blocks, wides, call->kernel_h * call->kernel_w, call->threads < 1 ? 1 : call->threads);
     call->codes = malloc((size_t)(call->groups * wides * folds * call->grid_h * call->grid_w * kernels.wide));
     if (call->codes == NULL) return 1;
-    share(kernels.input_codes, call, folds * call->grid_h, threads, parallel_for);
-    share(kernels.weight_blocks, call, blocks * call->parts, threads, parallel_for);
+    share(call, kernels.input_codes, folds * call->grid_h, parallel_for);
+    share(call, kernels.weight_blocks, blocks * call->parts, parallel_for);
     free(call->codes);
     return call->failed;
 }

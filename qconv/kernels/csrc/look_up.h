@@ -3,8 +3,6 @@
 #pragma once
 #include "kernel.h"
 
-enum { LOOK_UP_ADDRESSES = 6, LOOK_UP_NUMBERS = 21 };
-
 /* The place of the numbers that place y of the output takes at tap k: (first + y step + k tap) / every, if that
  * divides. */
 typedef struct {
@@ -25,6 +23,7 @@ typedef struct {
     int64_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
     int64_t top, left, out_h, out_w, padding_value, isa;
     int64_t is_bfloat16; /* numbers and out; else they are float32 */
+    int64_t threads;     /* how many parts are worth making */
     int32_t failed; /* from here on it is filled in by the functions below */
     uint8_t *codes;
     /* of the weight: what is read and written, (N, h, w, groups, channels), and the pictures that are taken together */
@@ -34,19 +33,8 @@ typedef struct {
     int64_t grid_top, grid_left, grid_h, grid_w, parts;
 } LookUp;
 
-/* The call with these addresses and numbers, in the order of `LookUp`. */
-static inline LookUp look_up_of(void *const a[LOOK_UP_ADDRESSES], const int64_t n[LOOK_UP_NUMBERS]) {
-    return (LookUp){
-        .numbers = a[0], .signs = a[1], .scale = a[2], .bias = a[3], .passes = a[4], .out = a[5],
-        .batch = n[0], .height = n[1], .width = n[2], .groups = n[3], .words = n[4], .in_channels = n[5],
-        .blocks = n[6], .out_channels = n[7], .kernel_h = n[8], .kernel_w = n[9], .stride_h = n[10], .stride_w = n[11],
-        .dilation_h = n[12], .dilation_w = n[13], .top = n[14], .left = n[15], .out_h = n[16], .out_w = n[17],
-        .padding_value = n[18], .isa = n[19], .is_bfloat16 = n[20],
-    };
-}
-
-/* They return 0, or 1 where there was not enough memory; `threads` is how many parts are worth making. A forward is
- * padded with zeros, whatever `padding_value` is. */
-int look_up_convolve(LookUp *call, int64_t threads, ParallelFor parallel_for);
-int look_up_grad_input(LookUp *call, int64_t threads, ParallelFor parallel_for);
-int look_up_grad_weight(LookUp *call, int64_t threads, ParallelFor parallel_for);
+/* They return 0, or 1 where there was not enough memory. A forward is padded with zeros, whatever `padding_value`
+ * is. */
+int sign_conv2d(LookUp *call, ParallelFor parallel_for);
+int sign_grad_input(LookUp *call, ParallelFor parallel_for);
+int sign_grad_weight(LookUp *call, ParallelFor parallel_for);

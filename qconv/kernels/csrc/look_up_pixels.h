@@ -5,7 +5,8 @@
 
 /* The codes of the weight: (groups, blocks of WIDE channels of the output, kh, kw, tables, WIDE). Table t of a group is
  * that of the channels t, t + tables, ... of the numbers. */
-static TARGET void NAME(weight_codes)(LookUp *g, int64_t start, int64_t stop) { /* over groups and taps */
+static TARGET void NAME(weight_codes)(int64_t start, int64_t stop, void *call) { /* over groups and taps */
+    LookUp *g = call;
     const int64_t taps = g->kernel_h * g->kernel_w, tables = CEIL(g->from_channels, FOLD);
     const int64_t wides = CEIL(g->to_channels, WIDE), to_words = CEIL(g->to_channels, 64);
     if (start >= stop) return;
@@ -108,7 +109,8 @@ static TARGET void NAME(finish)(const LookUp *g, const float *sums, int rows, in
 
 /* Rows of the output, counted over all groups of `images` pictures, whose pixels take turns in a row: narrow pictures
  * then fill a tile as well. The tables of the rows of numbers that a row needs stay in a ring. */
-static TARGET void NAME(pixel_rows)(LookUp *g, int64_t start, int64_t stop) {
+static TARGET void NAME(pixel_rows)(int64_t start, int64_t stop, void *call) {
+    LookUp *g = call;
     const Axis down = g->down, over = g->across;
     const int64_t taps = g->kernel_h * g->kernel_w, tables = CEIL(g->from_channels, FOLD);
     const int64_t wides = CEIL(g->to_channels, WIDE);

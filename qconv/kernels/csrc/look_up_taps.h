@@ -1,7 +1,8 @@
 /* The gradient of the weight: for each of its taps a sum over all positions. Part of look_up_rows.h. */
 
 /* The codes of the input: (groups, blocks of WIDE channels, folds, grid_h, grid_w, WIDE). A fold is FOLD pictures. */
-static TARGET void NAME(input_codes)(LookUp *g, int64_t start, int64_t stop) { /* over folds and rows of the grid */
+static TARGET void NAME(input_codes)(int64_t start, int64_t stop, void *call) { /* over folds and rows of the grid */
+    LookUp *g = call;
     const int64_t wides = CEIL(g->in_channels, WIDE), folds = CEIL(g->batch, FOLD), pixel = g->groups * g->words;
     const uint64_t outside = g->padding_value < 0 ? ~UINT64_C(0) : 0;
     for (int64_t at = start; at < stop; at++) {
@@ -90,7 +91,8 @@ static TARGET void NAME(position_sums)(const LookUp *g, const NAME(Chunk) *chunk
 /* Blocks of up to ROWS output channels of a group, for each part of its input channels. Chunks of positions whose
  * tables stay in the first cache are added up one after another, so that no sum depends on how blocks are shared out.
  * Some blocks take a chunk in turn, so that it is read from memory once. */
-static TARGET void NAME(weight_blocks)(LookUp *g, int64_t start, int64_t stop) {
+static TARGET void NAME(weight_blocks)(int64_t start, int64_t stop, void *call) {
+    LookUp *g = call;
     const int64_t taps = g->kernel_h * g->kernel_w, folds = CEIL(g->batch, FOLD), lines = folds * g->out_h;
     const int64_t wides = CEIL(g->in_channels, WIDE), blocks = CEIL(g->out_channels, ROWS);
     const int64_t most = FIRST_CACHE / (int64_t)sizeof(float) / ENTRIES / ROWS; /* positions of a chunk */

@@ -1,6 +1,8 @@
 /* The Python module `qconv.kernels._binary`. */
 #include <Python.h>
 #include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "binary.h"
 #include "bits.h"
@@ -38,44 +40,38 @@ static int read_call(const char *name, PyObject *const *arguments, Py_ssize_t co
     return PyErr_Occurred() == NULL;
 }
 
-/* Defines a function of the module: `make` gives the call of its arguments a, n and f, `run` computes it, without the
- * lock of the interpreter, and returns whether that failed for want of memory for `what`. */
-#define FUNCTION(name, addresses, numbers, floats, Call, make, run, what)                                             \
+/* Defines a function of the module, which calls the C function of its name, without the lock of the interpreter, and
+ * raises an error if that returns that it had no memory for `what`. Its arguments fill the first fields of a `Call`:
+ * addresses, then whole numbers, the first of which is the field `first`, then floats. */
+#define FUNCTION(name, Call, addresses, first, numbers, floats, what)                                                 \
     static PyObject *call_##name(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {                    \
         void *a[addresses];                                                                                           \
         int64_t n[numbers];                                                                                           \
         float f[(floats) + 1];                                                                                        \
+        Call call = {0};                                                                                              \
         int failed;                                                                                                   \
         (void)module;                                                                                                 \
         if (!read_call(#name, arguments, count, addresses, numbers, floats, a, n, f)) return NULL;                    \
-        Call call = make;                                                                                             \
+        memcpy(&call, a, sizeof a);                                                                                   \
+        memcpy((char *)&call + offsetof(Call, first), n, sizeof n);                                                   \
+        memcpy((char *)&call + offsetof(Call, first) + sizeof n, f, (floats) * sizeof *f);                            \
         Py_BEGIN_ALLOW_THREADS                                                                                        \
-        failed = run;                                                                                                 \
+        failed = name(&call, parallel_for);                                                                           \
         Py_END_ALLOW_THREADS                                                                                          \
         if (failed) return PyErr_Format(PyExc_MemoryError, "no memory for %s", what);                                 \
         Py_RETURN_NONE;                                                                                               \
     }
 
-FUNCTION(approx_sign_backward, SLOPE_ADDRESSES, SLOPE_NUMBERS, 0, Slope, slope_of(a, n),
-         approx_sign_backward(&call, parallel_for), "threads")
-FUNCTION(convolve, ADDRESSES, NUMBERS + 1, 0, Conv, conv_of(a, n), convolve(&call, n[NUMBERS], parallel_for),
-         "the bits of a picture")
-FUNCTION(levels, LEVELS_ADDRESSES, LEVELS_NUMBERS, LEVELS_FLOATS, Levels, levels_of(a, n, f),
-         levels(&call, parallel_for), "threads")
-FUNCTION(norm_backward, NORM_ADDRESSES, NORM_NUMBERS, 0, Norm, norm_of(a, n), norm_backward(&call, parallel_for),
-         "sums over channels")
-FUNCTION(pack_weight, PACK_ADDRESSES, PACK_NUMBERS + 1, 0, Packing, packing_of(a, n),
-         pack_weight(&call, n[PACK_NUMBERS], parallel_for), "threads")
-FUNCTION(pass_over, PASS_ADDRESSES, PASS_NUMBERS + 1, 2, Pass, pass_of(a, n, f[0], f[1]),
-         pass_over(&call, n[PASS_NUMBERS], parallel_for), "threads")
-FUNCTION(rprelu, RPRELU_ADDRESSES, RPRELU_NUMBERS, 0, RPReLU, rprelu_of(a, n), rprelu(&call, parallel_for),
-         "sums over channels")
-FUNCTION(sign_conv2d, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, 0, LookUp, look_up_of(a, n),
-         look_up_convolve(&call, n[LOOK_UP_NUMBERS], parallel_for), "tables")
-FUNCTION(sign_grad_input, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, 0, LookUp, look_up_of(a, n),
-         look_up_grad_input(&call, n[LOOK_UP_NUMBERS], parallel_for), "tables")
-FUNCTION(sign_grad_weight, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, 0, LookUp, look_up_of(a, n),
-         look_up_grad_weight(&call, n[LOOK_UP_NUMBERS], parallel_for), "tables")
+FUNCTION(approx_sign_backward, Slope, 3, count, 4, 0, "threads")
+FUNCTION(convolve, Conv, 6, batch, 26, 0, "the bits of a picture")
+FUNCTION(levels, Levels, 6, rows, 7, 3, "threads")
+FUNCTION(norm_backward, Norm, 8, rows, 4, 0, "sums over channels")
+FUNCTION(pack_weight, Packing, 3, groups, 8, 0, "threads")
+FUNCTION(pass_over, Pass, 5, operation, 10, 2, "threads")
+FUNCTION(rprelu, RPReLU, 9, rows, 4, 0, "sums over channels")
+FUNCTION(sign_conv2d, LookUp, 6, batch, 22, 0, "tables")
+FUNCTION(sign_grad_input, LookUp, 6, batch, 22, 0, "tables")
+FUNCTION(sign_grad_weight, LookUp, 6, batch, 22, 0, "tables")
 
 /* ---- programs of frozen networks ---- */
 /* plan_open(address, count, isa, height, width, ... of each input) -> handle */

@@ -45,6 +45,6 @@ INLINE void columns(const uint64_t *bits, int64_t channels, int64_t taps, uint64
 #include "each_isa.h"
 DISPATCH(Packing, blocks, portable)
 
-int pack_weight(Packing *packing, int64_t grain, ParallelFor parallel_for) {
-    return share_out(parallel_for, packing->groups * packing->blocks, grain, blocks, packing);
+int pack_weight(Packing *packing, ParallelFor parallel_for) {
+    return share_out(parallel_for, packing->groups * packing->blocks, packing->grain, blocks, packing);
 }

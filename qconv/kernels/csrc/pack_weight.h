@@ -2,7 +2,7 @@
 #pragma once
 #include "kernel.h"
 
-enum { PACK_ADDRESSES = 3, PACK_NUMBERS = 7, MOST_TAPS = 256 };
+enum { MOST_TAPS = 256 };
 
 typedef struct {
     const float *weight; /* (groups, out_channels, in_channels, taps), or with the channels last */
@@ -10,15 +10,8 @@ typedef struct {
     int32_t *sums;       /* (groups, taps, blocks * BLOCK) */
     int64_t groups, out_channels, in_channels, taps; /* channels of a group; at most MOST_TAPS unless channels_last */
     int64_t blocks, channels_last, isa;
+    int64_t grain; /* blocks below which a thread is not worth its start */
 } Packing;
 
-/* The call with these addresses and numbers, in the order of `Packing`. */
-static inline Packing packing_of(void *const a[PACK_ADDRESSES], const int64_t n[PACK_NUMBERS]) {
-    return (Packing){
-        .weight = a[0], .words = a[1], .sums = a[2], .groups = n[0], .out_channels = n[1], .in_channels = n[2],
-        .taps = n[3], .blocks = n[4], .channels_last = n[5], .isa = n[6],
-    };
-}
-
-/* Returns whether threads failed to start. Fewer than `grain` blocks are not shared out. */
-int pack_weight(Packing *packing, int64_t grain, ParallelFor parallel_for);
+/* Returns whether threads failed to start. */
+int pack_weight(Packing *packing, ParallelFor parallel_for);

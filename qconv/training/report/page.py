@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...ground.environment import machine, versions
-from ...ground.files import atomic_file
+from ...ground.files import write_file
 from ...runs.curves import best_row
 from ...runs.diagnostics_figure import FIGURES
 from ...runs.run_files import PACKED
@@ -46,9 +46,7 @@ CONSPICUOUS = {
 
 def write_page(report: Report, path: Path) -> None:
     """Write the page of a run into a file, which is replaced as a whole or not at all."""
-    text = render(report)
-    with atomic_file(path) as file:
-        file.write(text.encode(errors="backslashreplace"))  # classes are names of folders
+    write_file(path, render(report))
 
 
 def render(report: Report) -> str:

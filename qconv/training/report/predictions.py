@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ...ground.files import DamagedFileError, atomic_file
+from ...ground.files import DamagedFileError, write_file
 
 MISTAKES = 20
 SIDE = 160  # pixels of a stored image at most
@@ -65,8 +65,7 @@ class Predictions:
 
     def save(self, path: Path) -> None:
         """Write the predictions to a file."""
-        with atomic_file(path) as file:
-            file.write(save({name: tensor.contiguous() for name, tensor in vars(self).items()}))
+        write_file(path, save({name: tensor.contiguous() for name, tensor in vars(self).items()}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Predictions":

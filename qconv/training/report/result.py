@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...ground.environment import commit, machine, versions
-from ...ground.files import atomic_file
+from ...ground.files import write_file
 from ...summary.costs_table import Summary
 from ..resume import call
 
@@ -87,8 +87,7 @@ def write_json(outcome: Result | Evaluation, path: Path) -> None:
     values = asdict(outcome)
     about = values.pop("about")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        file.write((json.dumps({**values, **about}, indent=2) + "\n").encode())
+    write_file(path, json.dumps({**values, **about}, indent=2) + "\n")
 
 
 def about_run(config: dict[str, Any], scheme: str, table: Summary) -> dict[str, Any]:
