@@ -518,6 +518,8 @@ def test_damaged_files(file: Path, tmp_path: Path) -> None:
         qconv.load_packed(file, small())
     with pytest.raises(TypeError, match=r"model \(='x'\) must be a torch.nn.Module"):
         qconv.load_packed(file, "x")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"expected str, bytes or os\.PathLike object, not NoneType"):
+        qconv.load_packed(None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(
         qconv.PackedFileError, match=r"does not name its network: pass the float one, load_packed\(path, model="
     ):

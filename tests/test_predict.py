@@ -189,6 +189,10 @@ def test_broken_pictures_are_named_and_the_others_are_not_lost(
         ("predict {folder}/model a.png --top 0", "--top (=0) must be at least 1"),
         ("verify {folder}/model", "name image files after {quoted}/model', such as {quoted}/model' *.jpg"),
         ("verify {folder}", "{folder} has no model.safetensors: write it by qconv export {quoted}' --to packed"),
+        ("verify", "required: MODEL\n"),
+        ("evaluate", "required: RUN\n"),
+        ("export", "required: MODEL, --to\n"),
+        ("bench model", "required: MODEL\n"),
         ("verify model --other", "unrecognized arguments: --other"),
         ("export {folder}/model --to onnx", "name image files after {quoted}/model', such as {quoted}/model' *.jpg"),
         ("export {folder}/model --to packed", "{folder}/model must be the folder of a run"),
@@ -205,7 +209,7 @@ def test_mistakes(arguments: str, message: str, folder: Path, capsys: pytest.Cap
     with contextlib.suppress(SystemExit):
         assert main([word.format(folder=folder) for word in arguments.split()]) == 1
     told = capsys.readouterr().err
-    assert "qconv: error: " in told
+    assert ": error: " in told
     assert message.format(folder=folder, quoted=f"'{folder}") in told
 
 

@@ -176,6 +176,9 @@ def test_batches_as_loaders_give_them(network: tuple[nn.Module, FrozenModel, Ten
     assert counts == [2, 2, 4]
     with pytest.raises(TypeError, match=r"inputs must be tensors, or \(tensor, labels\), not dict"):
         verify(model, frozen, [{"image": input}])
+    for model_, shipped in ((frozen, model), (model, model), (frozen, frozen)):
+        with pytest.raises(TypeError, match=r"model \(\w+\), frozen \(\w+\) must be the trained model, and what qconv"):
+            verify(model_, shipped, input)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="inputs have NaN or inf in batch 1: pass typical inputs"):
         verify(model, frozen, [input, input.index_fill(3, torch.tensor(4), torch.nan)])
 

@@ -90,7 +90,7 @@ class Result(Row):
 
     columns = (
         Column("case", width=10),
-        Column("scheme", width=24),
+        Column("scheme", width=34),
         Column("lean", width=5),
         *(Column(f"{side} ms", is_right=True, width=9) for side in ("float", "quant")),
         Column("ratio", is_right=True, width=6),

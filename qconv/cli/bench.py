@@ -16,7 +16,7 @@ class Defaults(argparse.ArgumentDefaultsHelpFormatter):
     """Shows the default of each argument that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.help is None or action.default is None or action.default is False:
+        if action.help is None or not action.default:
             return action.help
         if isinstance(action.default, list):
             return f"{action.help} (default: {' '.join(map(str, action.default))})"
@@ -76,7 +76,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "quantized model, images, and optional labels",
     )
     parser.add_argument(
-        "pictures", metavar="IMAGE", nargs="*", help="image files, for a packed model: to count agreement"
+        "pictures", metavar="IMAGE", nargs="*", default=[], help="image files, for a packed model: to count agreement"
     )
     parser.add_argument("--count", type=int, default=1000, help="test images of the run at most")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="batch sizes to time")

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         metavar="KEY=VALUE",
         nargs="*",
+        default=[],
         help="settings that replace those in config.yaml; run_dir=DIR writes evaluation.json there",
     )
     parser.add_argument(

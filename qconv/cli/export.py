@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pictures",
         metavar="IMAGE",
         nargs="*",
+        default=[],
         help=f"image files, not for --to packed (default: {PICTURES} of the run)",
     )
     parser.add_argument("--to", choices=["packed", "onnx", *OTHERS], required=True, help="the kind of file")

@@ -44,8 +44,10 @@ def message(error: BaseException) -> str:
         )
     if isinstance(error, OverrideParseException):
         return f"can't read {error.override!r} (qconv train --help lists the keys)"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        return _unknown_option(error.missing_cfg_file, [*error.options], str(error))
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and "/" in error.missing_cfg_file:
+        return _unknown_option(error.missing_cfg_file, [*(error.options or ())], str(error))
+    if (twice := re.match(r"Multiple values for (\S+)\. .*: (\S+)'", str(error))) is not None:
+        return f"{twice[1]} is there already: write {twice[1]}={twice[2]}, without +"
     if "Config group override must be a string" in str(error):
         return "a group of the config can't be null or a number: name one of its files, such as scheduler=constant"
     if isinstance(error, MissingMandatoryValue) and error.full_key is not None:
@@ -166,4 +168,4 @@ def _below(node: DictConfig, name: str) -> list[str]:
     """The place of the name one level down, such as ``optimizer.lr`` for ``lr``."""
     nodes = [key for key in node if key != "hydra" and not OmegaConf.is_missing(node, key)]
     inner = [(key, node._get_node(key)) for key in nodes]
-    return [f"{key}.{name}" for key, each in inner if isinstance(each, DictConfig) and name in each][:1]
+    return [f"{key}.{name}" for key, each in inner if isinstance(each, DictConfig) and each and name in each][:1]

@@ -55,21 +55,17 @@ def read_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _result_of(job: Path) -> Path | None:
-    """The result of a job, in its own folder or in `run_dir`; None if it is older than the job.
+    """The result of a job, in its `run_dir`; None if there is none, or one that is older than the job.
 
     An earlier run wrote it then; the times of the files decide.
     """
     begun = (job / ".hydra" / "overrides.yaml").stat().st_mtime  # Hydra writes it anew for a job that is then refused
-    if (job / RESULT).is_file():
-        return job / RESULT if (job / RESULT).stat().st_mtime >= begun else None
     try:
-        cfg: Any = OmegaConf.load(job / ".hydra" / "config.yaml")
-        written: Any = OmegaConf.to_container(cfg)
-        if "${hydra:" in str(written["run_dir"]):  # known in the job alone: that is `job`
-            return None
+        own = (job / ".hydra" / "config.yaml").read_text().replace("${hydra:", "${hydra.")  # which the next file has
+        cfg = OmegaConf.merge(OmegaConf.load(job / ".hydra" / "hydra.yaml"), OmegaConf.create(own))
         result = Path(cfg.run_dir) / RESULT
         return result if result.stat().st_mtime >= begun else None
-    except (OSError, OmegaConfBaseException):  # there is none
+    except (OSError, OmegaConfBaseException):
         return None
 
 

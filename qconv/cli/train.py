@@ -39,7 +39,8 @@ def announce(folder: str) -> None:
 
 
 def main(cfg: DictConfig) -> float | tuple[float, ...]:
-    """Train or evaluate; `cfg.objective` is what a sweeper optimizes."""
+    """Train or evaluate without chatter; `cfg.objective` is what a sweeper optimizes."""
+    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
     # Importing Lightning sets the levels that are set here.
     from pytorch_lightning.utilities.exceptions import SIGTERMException
 
@@ -82,7 +83,11 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
         except BrokenPipeError:
             raise
         except USER_ERRORS as error:
-            if in_full or hydra_cfg.mode == RunMode.MULTIRUN:
+            if hydra_cfg.mode == RunMode.MULTIRUN:  # Hydra raises it once other runs have ended
+                folder = hydra_cfg.sweep.dir
+                sys.stderr.write(f"error: {message(error)}\n(qconv compare {folder} shows the runs that end)\n")
+                raise
+            if in_full:
                 raise
             raise told(error) from None  # Hydra would put its own line before an exception
 
@@ -109,8 +114,7 @@ def flags_last(words: Sequence[str]) -> list[str]:
 
 
 def run_main(program: str, arguments: Sequence[str]) -> None:
-    """Run the program without chatter, and end a user's error with one line instead of a traceback."""
-    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+    """Run the program, and end a user's error with one line instead of a traceback."""
     in_full = os.environ.get("HYDRA_FULL_ERROR") == "1"
     # Read when torch loads OpenMP (GNU's): for how long a thread that waits spins before it sleeps. At the default, 30
     # times as long, a run on cores that something else uses, too, took up to 10 times as long.

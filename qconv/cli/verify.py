@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pictures",
         metavar="IMAGE",
         nargs="*",
+        default=[],
         help=f"image files (default: up to {PICTURES} validation images of the run)",
     )
     parser.add_argument(

@@ -120,8 +120,11 @@ class ImageFolderDataModule(PicturesDataModule):
             for line in cached[1]:
                 _tell(line)
             return cached
-        self.cache.parent.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=self.cache.parent).close()  # fails before all are decoded where nothing can be written
+        try:
+            self.cache.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=self.cache.parent).close()  # fails before all are decoded where nothing can be written
+        except OSError as error:
+            raise OSError(f"cache (={self.cache.parent}) cannot be written: {error.strerror}") from error
         left_out: list[str] = []
         splits = {name: self._decode(name, left_out) for name in self.tree.splits}
         with atomic_file(self.cache) as file:

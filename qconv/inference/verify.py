@@ -188,9 +188,12 @@ def verify(
 
     Raises:
         ValueError: a frozen model with other layers; no input, or one with NaN or inf.
-        TypeError: the output of a model is not a tensor.
+        TypeError: `frozen` is neither a frozen model nor a path; the output of a model is not a tensor.
         PackedFileError: a file that is damaged, or of another model.
     """
+    if isinstance(model, FrozenModel) or not isinstance(frozen, FrozenModel | str | os.PathLike):
+        given = f"model ({type(model).__name__}), frozen ({type(frozen).__name__})"
+        raise TypeError(f"{given} must be the trained model, and what qconv.freeze made of it or a packed file")
     model = lean(copied(inner_model(model)).eval().cpu(), False)
     if not isinstance(frozen, FrozenModel):
         frozen = build(load_packed(frozen, to_float(copy.deepcopy(model))), None)

@@ -84,9 +84,9 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def _load(path: str | os.PathLike[str], model: nn.Module | None) -> tuple[nn.Module, Header]:
-    blank = None if model is None else _without_values(model)
+    path, blank = Path(path), None if model is None else _without_values(model)
     try:
-        content = Content(*_read(Path(path)))
+        content = Content(*_read(path))
         if model is None or blank is None:
             content.of_network()
             with torch.random.fork_rng(devices=[]):
