@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# torch 2.15.0: FX's fusions fold two batch norms into a layer that both follow, and one into a Linear by the wrong axis.
+# torch 2.15.0: FX's fusions fold two batch norms into a layer that both follow, and one into a Linear by a wrong axis.
 #
 # Expected: fusing a network in eval mode keeps its numbers: a convolution that is shared by two scales or domains, with
 # a batch norm for each, stays as it is, and BatchNorm1d behind a Linear of rows normalizes rows.
 # Happens: fuse_fx and prepare_fx of torch.ao.quantization, and torch.fx.experimental.optimization.fuse, go through the
 # pairs, and fold each into the layer. And BatchNorm1d of N x 5 x 8 numbers works along the 5; if the Linear has 5
 # outputs, they fold it into these. Nothing is said. A layer that has another reader is left alone.
-# Seen: for first(conv(x)) - second(conv(x / 2)) all numbers are wrong, by about the largest number, and over 70 % for the
+# Seen: for first(conv(x)) - second(conv(x / 2)) all numbers are wrong, by about the largest, and over 70 % for the
 # Linear.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
