@@ -5,7 +5,7 @@
 # Expected: Sub (numbers, convolution) subtracts the convolution.
 # Happens: tract makes the numbers part of the convolution, as it may for Sub (convolution, numbers), without regard to
 # their order, with kernels larger than 1 x 1. Nothing is said. A 1 x 1 kernel, a depthwise convolution, and one number
-# for all channels are right. GlobalLpPool divides by the count of pixels, as if it were a mean.
+# for all channels are right. GlobalLpPool takes the mean of the squares where the standard takes their sum.
 # Seen: all 1,024 numbers of 2 - conv(x) for each channel are 2 + conv(x), and all of 2 / conv(x) are infinite; of 10 x
 # 10 pixels, the norm is a tenth.
 set -euo pipefail
