@@ -7,7 +7,7 @@
 # on both sides, here 0 before and 1 behind the image, divides by the count of pixels, count_include_pad or not. PRelu
 # with a factor for each column takes them for channels. Nothing is said.
 # Seen: all numbers of a convolution with a 2 x 2 kernel, and over 80 % of pools differ from ONNX Runtime's, and are
-# those of SAME_UPPER; 36 % of the averages, those at the edges, are too large; 46 % of PRelu's numbers are wrong.
+# those of SAME_UPPER; 36 % of the averages, those at the edges, are wrong; 46 % of PRelu's numbers are wrong.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
