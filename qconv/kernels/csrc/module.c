@@ -50,6 +50,7 @@ static int read_call(const char *name, PyObject *const *arguments, Py_ssize_t co
         float f[(floats) + 1];                                                                                        \
         Call call = {0};                                                                                              \
         int failed;                                                                                                   \
+        _Static_assert(offsetof(Call, first) == sizeof a, "numbers follow the addresses");                            \
         (void)module;                                                                                                 \
         if (!read_call(#name, arguments, count, addresses, numbers, floats, a, n, f)) return NULL;                    \
         memcpy(&call, a, sizeof a);                                                                                   \
