@@ -254,8 +254,13 @@ def _resized(mode: str) -> Callable[[_Call], str]:
         way = "asymmetric" if mode == "nearest" else "align_corners" if c.align_corners else "half_pixel"
         own = {"nearest_mode": "floor"} if mode == "nearest" else {}
         scales = c.scale_factors or [c.values[name] for name in c.values if name.startswith("scales")] or [None]
-        sizes: tuple[Any, ...] = "", torch.tensor([1.0, 1.0, *scales]) if None not in scales else ""
-        if None in scales:
+        is_scaled = None not in scales
+        if is_scaled and c.output_size is not None:
+            # onnx (1.23) says that 10 pixels times 1.3, which float32 rounds down, are 12; torch and runtimes make 13.
+            scaled = torch.tensor(scales).double() * torch.tensor(c.shape[2:])
+            is_scaled = scaled.int().tolist() == list(c.output_size)
+        sizes: tuple[Any, ...] = "", torch.tensor([1.0, 1.0, *scales]) if is_scaled else ""
+        if not is_scaled:
             sizes = *sizes, c("Concat", c("Slice", c("Shape", c.x), [0], [2]), list(c.output_size), axis=0)
         return c("Resize", c.x, *sizes, mode=mode, coordinate_transformation_mode=way, **own)
 
@@ -404,6 +409,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), _adaptive("AveragePool")),
     "adaptive_max_pool2d": _adaptive("MaxPool"),
     **dict(upsample_nearest2d=_resized("nearest"), upsample_bilinear2d=_resized("linear")),
+    "upsample_bicubic2d": _resized("cubic"),
     **dict.fromkeys(("upsample_linear2d", "upsample_trilinear2d"), _resized("linear")),
     **dict(mean=_reduce("ReduceMean"), amax=_reduce("ReduceMax"), amin=_reduce("ReduceMin"), sum=_reduce("ReduceSum")),
     "max": lambda c: c.graph.reduced("ReduceMax", c.x, [*range(c.rank)], False) if len(c.args) == 1 else None,
