@@ -684,9 +684,11 @@ def test_a_sweep_in_folders_of_folders(tmp_path: Path) -> None:
     for name in ("scheme=bnn/10", "scheme=bnn/2", "plain", "older/0"):
         (tmp_path / name / ".hydra").mkdir(parents=True)
         (tmp_path / name / ".hydra/overrides.yaml").write_text(f"[{name}]")
-        (tmp_path / name / ".hydra/hydra.yaml").write_text(f"hydra: {{job: {{num: '{name}'}}}}")
+        (tmp_path / name / ".hydra/hydra.yaml").write_text(f"hydra: {{job: {{chdir: null, num: '{name}'}}}}")
         (tmp_path / name / ".hydra/config.yaml").write_text(f"run_dir: {tmp_path}/${{hydra:job.num}}")
         (tmp_path / name / "result.json").write_text(json.dumps(figures))
+    (tmp_path / "plain/.hydra/hydra.yaml").write_text("hydra: {job: {chdir: true}}")
+    (tmp_path / "plain/.hydra/config.yaml").write_text("run_dir: .")
     for sweep in (".", "older"):
         (tmp_path / sweep / "multirun.yaml").touch()
     assert [row["overrides"] for row in read_runs(tmp_path)] == ["plain", "scheme=bnn/2", "scheme=bnn/10"]
