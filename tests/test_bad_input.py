@@ -785,6 +785,7 @@ OPTIM: list[Row] = [
     (lambda: Oscillations(start=1.0), ValueError, r"start \(=1.0\) must be at least 0 and below 1"),
     (lambda: Oscillations(max_bits=0), ValueError, r"max_bits \(=0\) must be"),
     (lambda: OvSW(delta=-1), ValueError, r"delta \(=-1\) must be at least 0"),
+    (lambda: OvSW(threshold=wrong(None)), ValueError, r"threshold \(=None\) must be at least 0 and finite"),
     (lambda: OvSW(momentum=1.0), ValueError, r"momentum \(=1.0\)"),
     (lambda: OvSW().attach(small(), wrong(object())), TypeError, "must be a torch"),
     (

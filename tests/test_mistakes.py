@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from qconv.cli import train_as
@@ -133,6 +134,11 @@ def test_configs_of_the_user(tmp_path: Path) -> None:
     words = [f"hydra.searchpath=[file://{tmp_path}]", "model=mine", "model.width=wide"]
     with pytest.raises(ValueError, match=r"model.width \(=wide\) must be a whole number, as its default 8"):
         composed(words)
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra/mine.yaml").write_text("more: 1\n")
+    with pytest.raises(MissingConfigException) as caught:
+        composed([*words[:1], "+extra=[mine,yours]"])
+    assert message(caught.value) == "there is no extra=yours"
 
 
 def test_flags_that_nobody_has() -> None:

@@ -684,9 +684,11 @@ def test_a_sweep_in_folders_of_folders(tmp_path: Path) -> None:
     for name in ("scheme=bnn/10", "scheme=bnn/2", "plain", "older/0"):
         (tmp_path / name / ".hydra").mkdir(parents=True)
         (tmp_path / name / ".hydra/overrides.yaml").write_text(f"[{name}]")
-        (tmp_path / name / ".hydra/hydra.yaml").write_text(f"hydra: {{job: {{num: '{name}'}}}}")
+        (tmp_path / name / ".hydra/hydra.yaml").write_text(f"hydra: {{job: {{chdir: null, num: '{name}'}}}}")
         (tmp_path / name / ".hydra/config.yaml").write_text(f"run_dir: {tmp_path}/${{hydra:job.num}}")
         (tmp_path / name / "result.json").write_text(json.dumps(figures))
+    (tmp_path / "plain/.hydra/hydra.yaml").write_text("hydra: {job: {chdir: true}}")
+    (tmp_path / "plain/.hydra/config.yaml").write_text("run_dir: .")
     for sweep in (".", "older"):
         (tmp_path / sweep / "multirun.yaml").touch()
     assert [row["overrides"] for row in read_runs(tmp_path)] == ["plain", "scheme=bnn/2", "scheme=bnn/10"]
@@ -696,12 +698,12 @@ def test_a_sweep_in_folders_of_folders(tmp_path: Path) -> None:
 def test_a_failed_run_keeps_the_rows_of_the_others(
     line: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = "-m", "scheme.padding_value=0,2,1", *SMALL, "model.width=4", f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    arguments = "-m", "scheme.padding_value=0,2,1", *SMALL, "model.width=4", f"hydra.sweep.dir={tmp_path / 'a sweep'}"
     with pytest.raises(SystemExit, match=r"padding_value \(=2\) must be 0, \+1 or -1"):
         line(*arguments)
     shown = capsys.readouterr().err
-    assert f"must be 0, +1 or -1\n(qconv compare {tmp_path / 'sweep'} shows the runs that end)" in shown
-    rows = (tmp_path / "sweep/sweep.csv").read_text().splitlines()
+    assert f"must be 0, +1 or -1\n(qconv compare '{tmp_path / 'a sweep'}' shows the runs that end)" in shown
+    rows = (tmp_path / "a sweep/sweep.csv").read_text().splitlines()
     assert len(rows) == 3
     assert "scheme.padding_value=0" in rows[1]
     assert "scheme.padding_value=1" in rows[2]

@@ -121,7 +121,7 @@ def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
     folders = Counter(each.partition("/")[0] for each in known if "/" in each)
     listed = [each for each in known if "/" not in each] + [f"{count} in {place}/" for place, count in folders.items()]
     rest = " (qconv train --help lists them)" if folders else ""
-    return f"there is no {group}={name}; there are {', '.join(listed)}{rest}"
+    return f"there is no {group}={name}" + (f"; there are {', '.join(listed)}{rest}" if listed else "")
 
 
 def _unknown_key(error: BaseException) -> str | None:

@@ -63,7 +63,7 @@ def _result_of(job: Path) -> Path | None:
     try:
         own = (job / ".hydra" / "config.yaml").read_text().replace("${hydra:", "${hydra.")  # which the next file has
         cfg = OmegaConf.merge(OmegaConf.load(job / ".hydra" / "hydra.yaml"), OmegaConf.create(own))
-        result = Path(cfg.run_dir) / RESULT
+        result = (job if cfg.hydra.job.chdir else Path()) / cfg.run_dir / RESULT
         return result if result.stat().st_mtime >= begun else None
     except (OSError, OmegaConfBaseException):
         return None

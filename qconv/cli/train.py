@@ -1,6 +1,7 @@
 """``qconv train``: trains or evaluates a network; Hydra composes the config from the command line."""
 
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -84,7 +85,7 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
             raise
         except USER_ERRORS as error:
             if hydra_cfg.mode == RunMode.MULTIRUN:  # Hydra raises it once other runs have ended
-                folder = hydra_cfg.sweep.dir
+                folder = shlex.quote(hydra_cfg.sweep.dir)
                 sys.stderr.write(f"error: {message(error)}\n(qconv compare {folder} shows the runs that end)\n")
                 raise
             if in_full:

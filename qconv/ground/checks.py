@@ -62,19 +62,19 @@ def check_numbers(**values: float | None) -> None:
             raise TypeError(f"{name} (={value!r}) must be a number, not of type {type(value).__name__}")
 
 
-def check_not_negative(**values: float) -> None:
+def check_not_negative(**values: float | None) -> None:
     """Raise an error that names the first of ``values`` that is not a number, or is below 0 or infinite."""
     check_numbers(**values)
     for name, value in values.items():
-        if not 0 <= value < math.inf:
+        if value is None or not 0 <= value < math.inf:
             raise ValueError(f"{name} (={value}) must be at least 0 and finite")
 
 
-def check_positive(**values: float) -> None:
+def check_positive(**values: float | None) -> None:
     """Raise an error that names the first of ``values`` that is not a number, or is not above 0 or infinite."""
     check_numbers(**values)
     for name, value in values.items():
-        if not 0 < value < math.inf:
+        if value is None or not 0 < value < math.inf:
             raise ValueError(f"{name} (={value}) must be positive and finite")
 
 
