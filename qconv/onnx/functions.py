@@ -255,7 +255,7 @@ def _resized(mode: str) -> Callable[[_Call], str]:
         own = {"nearest_mode": "floor"} if mode == "nearest" else {}
         scales = c.scale_factors or [c.values[name] for name in c.values if name.startswith("scales")] or [None]
         is_scaled = None not in scales
-        if is_scaled and c.output_size is not None:
+        if is_scaled and c.output_size:
             # onnx (1.23) says that 10 pixels times 1.3, which float32 rounds down, are 12; torch and runtimes make 13.
             scaled = torch.tensor(scales).double() * torch.tensor(c.shape[2:])
             is_scaled = scaled.int().tolist() == list(c.output_size)
