@@ -29,7 +29,7 @@ from qconv import models as qconv_models, schemes
 from qconv.check import watch
 from qconv.convert.one_signed import find
 from qconv.convert.replacements import CHOICES, BeforeSign, replaced
-from qconv.layers.loading import ACTIVATIONS, note_of
+from qconv.layers.sign_note import ACTIVATIONS, note_of
 from qconv.quantizers import Codes, Quantizer
 from qconv.quantizers.levels import Levels
 from qconv.training.assemble import quantized_model

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import qconv
 from qconv import Scheme
 from qconv.check import watch
-from qconv.layers.observed_run import on_device_of
+from qconv.layers.placement import on_device_of
 from qconv.quantizers import Identity, Quantizer
 
 

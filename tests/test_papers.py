@@ -44,7 +44,7 @@ from qconv.quantizers import (
     SiManWeight,
     XNORppWeight,
 )
-from qconv.quantizers.numbers import standardize
+from qconv.quantizers.filters import standardize
 from qconv.quantizers.percentiles import quantile
 from qconv.training.checkpoint_io import CheckpointError
 from qconv.training.initial_weights import load_weights

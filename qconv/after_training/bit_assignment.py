@@ -16,7 +16,8 @@ from ..ground.extras import needed
 from ..ground.processes import check_alone
 from ..ground.table import Column, lines, write_csv
 from ..layers import QuantizedLayer
-from ..layers.observed_run import check_not_inference, copied
+from ..layers.copies import copied
+from ..layers.observed_run import check_not_inference
 from ..layers.twins import quantized_layers
 from ..lean import lean
 from ..loop.calibrate import calibrate

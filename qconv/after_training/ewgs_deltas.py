@@ -20,7 +20,8 @@ from ..layers import QuantizedLayer
 from ..layers.arguments import check_input
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
-from ..layers.observed_run import check_not_inference, on_device_of, trial
+from ..layers.observed_run import check_not_inference, trial
+from ..layers.placement import on_device_of
 from ..lean import while_not_lean
 from ..loop.norms import batch_statistics
 from ..methods.ewgs import EWGS

@@ -20,8 +20,9 @@ from ..ground.progress import shown
 from ..ground.table import Column, lines, write_csv
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by
+from ..layers.copies import copied
 from ..layers.naming import name_of
-from ..layers.observed_run import check_not_inference, copied, set_modes
+from ..layers.observed_run import check_not_inference, set_modes
 from ..layers.on_levels import has_unit_steps, way_out, why_off_levels
 from ..layers.twins import float_twins, quantized_layers
 from .adaptive_rounding import Rounding, learn_rounding

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..ground.checks import check_at_least_one
-from ..layers.observed_run import on_device_of
+from ..layers.placement import on_device_of
 
 Batches = Sequence[tuple[Tensor, Tensor | None]]
 """Images, and their labels if they are known."""

@@ -18,7 +18,8 @@ from ..ground.checks import check_module
 from ..ground.progress import shown
 from ..ground.table import Column, lines, write_csv
 from ..layers import QuantizedLayer
-from ..layers.observed_run import copied, trial, without_warnings
+from ..layers.copies import copied
+from ..layers.observed_run import trial, without_warnings
 from ..layers.twins import quantized_layers
 from ..lean import lean
 from ..loop.calibrate import calibrate_layers

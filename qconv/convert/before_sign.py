@@ -9,7 +9,7 @@ from torch import nn
 
 from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward
-from ..layers.loading import note_of
+from ..layers.sign_note import note_of
 from .one_signed import Site, find
 from .replacements import BeforeSign, calls_relu, replace_, replace_calls_
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..layers.computed import subclass_of
+from ..layers.subclass import subclass_of
 
 BeforeSign = Literal["identity", "hardtanh", "prelu", "leaky", "keep"]
 CHOICES: tuple[str, ...] = get_args(BeforeSign)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..ground.table import Column, lines, wrap
 from ..inference.verify import leaves, other_decisions, tolerance
-from ..layers.observed_run import copied
+from ..layers.copies import copied
 from ..program.operations import Clamp, Program, Quantize, Sign, as_images
 from ..program.planned import run_operation
 from .targets import TARGETS, check_images, loaded, program_of, run, settings, target_of

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_map
 from ..ground.checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward
+from ..layers.copies import check_copies, copied
 from ..layers.naming import name_of
-from ..layers.observed_run import check_copies, copied
 from ..lean import lean
 from ..packed.layer import check_called, check_shippable
 from ..packed.tensors import check_values, inner_model

@@ -21,7 +21,7 @@ from ..layers import QConv2d
 from ..layers.arguments import check_input
 from ..layers.conv import check_shape
 from ..layers.observed_run import trial
-from ..packed.stored_outputs import usual_shapes
+from ..packed.shapes import usual_shapes
 
 LIBRARY.define("recorded_layer(Tensor input, int place) -> Tensor")
 _WHOLE: list[Any] = []  # the forwards of layers that stay whole in what is being recorded

@@ -16,7 +16,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from ..convert import to_float
 from ..ground.table import Column, least_width, lines, wrap
 from ..layers import QuantizedLayer
-from ..layers.observed_run import copied
+from ..layers.copies import copied
 from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model

@@ -26,8 +26,9 @@ from .computed import (
     stored_weight,
     trained_weights,
 )
-from .loading import KEY, emptied, on_meta, refusal, reset_quantizers, translate
+from .loading import emptied, on_meta, refusal, reset_quantizers, translate
 from .naming import QUANTIZERS, name_of, quantizers_of
+from .sign_note import KEY
 
 
 class QuantizedLayer(nn.Module):

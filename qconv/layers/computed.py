@@ -1,7 +1,7 @@
 """Weights that are not parameters but are computed before each forward: parametrized, normalized and pruned ones."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -13,6 +13,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from ..quantizers import Quantizer
 from .naming import name_of
+from .subclass import subclass_of
 
 PRUNING = "pruning"
 
@@ -225,23 +226,3 @@ def _deepcopied(layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
     memo[id(layer)] = copied = type(layer).__new__(type(layer))
     copied.__dict__ = copy.deepcopy(layer.__dict__, memo)
     return copied
-
-
-class _Quiet(nn.Module):
-    """Stands before a class to suppress its ``__init_subclass__``."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        pass
-
-
-def subclass_of(kind: type[nn.Module], name: str, attributes: Mapping[str, Any]) -> type[nn.Module]:
-    """Return a subclass of ``kind`` without a call of its ``__init_subclass__``, if Python can exchange bases.
-
-    It might put the subclass in a registry in place of ``kind``, or want arguments that only its author knows.
-    """
-    made = type(name, (_Quiet, kind), dict(attributes))
-    try:
-        made.__bases__ = (kind,)
-    except TypeError:  # instances of a class that begins with abc.ABC or Generic are laid out otherwise
-        return type(name, (kind,), dict(attributes))
-    return made

@@ -1,25 +1,16 @@
-"""Loading checkpoints into a quantized layer: the authors' names, refusals, and missing tensors.
+"""Loading checkpoints into a quantized layer: the authors' names, refusals, and missing tensors."""
 
-State dicts have a note of which activations `qconv.convert` put before signs, which is compared when loading. A ReLU
-before a sign, and what `qconv.convert` puts in its place, may have no tensors. Nothing else in a state dict would then
-tell a model with one from a model with the other.
-"""
-
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..ground.processes import placed_as
 from ..quantizers import Quantizer
 from ..quantizers.part import Part
 from .naming import QUANTIZERS, quantizers_of
-
-KEY = "input_quantizer.before_sign"
-"""The name of the note in state dicts, after the layer's prefix."""
-ACTIVATIONS = ("identity", "hardtanh", "prelu", "leaky", "keep")
-"""The activations that may stand there. Files store their order: append new ones."""
+from .sign_note import KEY, difference
 
 
 def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str) -> list[str]:
@@ -96,45 +87,3 @@ def on_meta(layer: nn.Module) -> list[str]:
 
 def _name(layer: nn.Module, prefix: str) -> str:
     return prefix.removesuffix(".") or type(layer).__name__
-
-
-def note_of(choice: str, kinds: Collection[str]) -> Tensor:
-    """Return two numbers: ``choice``, the argument of `qconv.convert`, and the set of resulting activations.
-
-    They are float because averages of models refuse or truncate whole numbers, and always on the CPU.
-    """
-    marks = sum(2 ** ACTIVATIONS.index(name) for name in set(kinds))
-    return torch.tensor([ACTIVATIONS.index(choice), marks], dtype=torch.float32, device="cpu")
-
-
-def difference(own: Tensor, stored: object, where: str) -> str:
-    """Return an error message if ``stored``, a note in a state dict, names other activations than ``own``; else ""."""
-    if not isinstance(stored, Tensor) or stored.shape != own.shape:
-        return f"{where}: before_sign in the checkpoint must be two numbers"
-    if stored.is_meta:
-        return ""
-    here, there = _read(own), _read(stored)
-    if there is None or here is None:
-        return f"{where}: before_sign (={stored.tolist()}) in the checkpoint must be two numbers that qconv knows"
-    if here[1] == there[1]:
-        return ""
-    remedy = (
-        f"convert the model with before_sign={there[0]!r}"
-        if here[0] != there[0]
-        else f"both were converted with before_sign={here[0]!r}, so the networks or the versions of qconv differ"
-    )
-    return (
-        f"{where}: the activations before its signs became {_listed(there[1])} in the checkpoint's model and "
-        f"{_listed(here[1])} in this one: {remedy}"
-    )
-
-
-def _read(note: Tensor) -> tuple[str, int] | None:
-    choice, marks = note.tolist()
-    if not (-0.5 < choice < len(ACTIVATIONS) - 0.5 and 0.5 < marks < 2 ** len(ACTIVATIONS) - 0.5):  # NaN, too
-        return None
-    return ACTIVATIONS[round(choice)], round(marks)
-
-
-def _listed(marks: int) -> str:
-    return " and ".join(repr(name) for bit, name in enumerate(ACTIVATIONS) if marks >> bit & 1)

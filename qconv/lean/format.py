@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..function.recipes import is_recorded, runs_as_written
-from ..layers.observed_run import as_written, copied, random_state_kept, without_warnings
+from ..layers.copies import copied
+from ..layers.observed_run import as_written, random_state_kept, without_warnings
 from ..quantizers.form import is_like_channels_last
 
 _REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)

@@ -17,7 +17,8 @@ from ..layers import QuantizedLayer
 from ..layers.calibration import calibrate_from
 from ..layers.computed import stored_weight
 from ..layers.naming import name_of
-from ..layers.observed_run import on_device_of, trial
+from ..layers.observed_run import trial
+from ..layers.placement import on_device_of
 from ..layers.twins import quantized_layers
 from ..quantizers import Identity
 from ..quantizers.observers import Observer, Several, Signs

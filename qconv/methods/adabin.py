@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..ground.checks import check_choice
 from ..quantizers.base import Codes, Levels
-from ..quantizers.numbers import learned, scalars, standardize, standardize_backward, wide
+from ..quantizers.filters import standardize, standardize_backward
+from ..quantizers.numbers import learned, scalars, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import EDE, ApproxSign, Make, Surrogate, chosen
 from ..scheme import Scheme, named

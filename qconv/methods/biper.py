@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ..ground.checks import check_choice, check_flags, check_positive
 from ..quantizers.base import Levels, Quantizer, Whole
-from ..quantizers.numbers import per_filter, set_parameter, wide
+from ..quantizers.filters import per_filter
+from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import ApproxSign, Make, Straight, Surrogate, chosen
 from ..scheme import Scheme, named

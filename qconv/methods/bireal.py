@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..ground.checks import check_choice
 from ..quantizers.base import Whole
-from ..quantizers.numbers import filter_scale
+from ..quantizers.filters import filter_scale
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import ApproxSign, HardClip, Make, Surrogate, chosen
 from ..scheme import Scheme, named

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..quantizers.base import Whole
-from ..quantizers.numbers import filter_scale, standardize, standardize_backward, wide
+from ..quantizers.filters import filter_scale, standardize, standardize_backward
+from ..quantizers.numbers import wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import EDE, Make, Surrogate, chosen
 from ..scheme import Scheme, named

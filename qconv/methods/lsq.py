@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from ..ground.checks import check_bits, check_choice, check_flags, check_numbers
 from ..quantizers.base import Levels, Whole, is_plain
 from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues, least_error
+from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
-from ..quantizers.numbers import SMALLEST, filter_scale, learned, positive, scalars, wide
+from ..quantizers.numbers import SMALLEST, learned, positive, scalars, wide
 from ..quantizers.observers import Observer
 from ..quantizers.part import Rule
 from ..quantizers.rounding import Rounding

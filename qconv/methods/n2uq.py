@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from ..ground.checks import check_bits, check_flags
 from ..quantizers.base import Bounds, Levels, Whole
+from ..quantizers.filters import filter_scale
 from ..quantizers.kept_codes import Coded, Coding
-from ..quantizers.numbers import count_below, filter_scale, learned, scalars, wide
+from ..quantizers.numbers import count_below, learned, scalars, wide
 from ..scheme import Scheme, named, of_input
 
 SMALLEST_WIDTH = 1e-3

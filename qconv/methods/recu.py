@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..ground.checks import check_choice, check_numbers
 from ..quantizers.base import Levels, Whole
-from ..quantizers.numbers import filter_scale, per_filter, set_parameter, standardize, standardize_backward, wide
+from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
+from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.part import Rule
 from ..quantizers.signs import Binary, sign
 from ..quantizers.stochastic import uniform

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from ..ground.checks import check_numbers
 from ..ground.processes import placed_as, whole
 from ..quantizers.base import Levels, Whole
+from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
 from ..quantizers.form import with_fresh_strides
-from ..quantizers.numbers import filter_scale, per_filter, set_parameter, standardize, standardize_backward, wide
+from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.part import Rule
 from ..quantizers.percentiles import quantile
 from ..quantizers.signs import Binary, sign

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..ground.checks import check_flags, check_numbers
 from ..quantizers.base import WEIGHT, Bounds, Whole
-from ..quantizers.numbers import filter_scale, wide
+from ..quantizers.filters import filter_scale
+from ..quantizers.numbers import wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import HardClip, Make, Surrogate, chosen
 from ..scheme import Scheme, named

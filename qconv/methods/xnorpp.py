@@ -6,7 +6,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from ..quantizers.base import Levels, Whole
-from ..quantizers.numbers import per_filter, set_parameter, wide
+from ..quantizers.filters import per_filter
+from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import HardClip, Make, Surrogate, chosen
 from ..scheme import Scheme, named

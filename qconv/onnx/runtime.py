@@ -12,7 +12,7 @@ from ..ground.checks import some
 from ..ground.extras import needed
 from ..inference.defaults import of_shipping
 from ..inference.verify import leaves, other_decisions, tolerance
-from ..layers.observed_run import copied
+from ..layers.copies import copied
 
 # What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each.
 ROUNDED, SATURATING = "qconv.round_outputs", "qconv.saturating_layers"

@@ -4,7 +4,7 @@ import torch
 
 from ..ground.checks import check_not_negative, check_numbers
 from ..layers import QuantizedLayer
-from ..quantizers.numbers import per_filter
+from ..quantizers.filters import per_filter
 from .step_rules import State, StepRule
 
 FLIPS = "flip_frequency"

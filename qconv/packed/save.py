@@ -18,8 +18,8 @@ from ..ground.files import atomic_file
 from ..layers import QuantizedLayer
 from ..layers.bypassed import is_own_hook
 from ..layers.computed import computed_by, evaluated, parts_of_weight
+from ..layers.copies import copied
 from ..layers.naming import QUANTIZERS, frozen_part, name_of
-from ..layers.observed_run import copied
 from ..quantizers import Quantizer
 from .header import Header, checksum, first_line, to_json
 from .layer import check_called, check_quantizers, describe

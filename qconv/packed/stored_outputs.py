@@ -3,24 +3,21 @@
 import base64
 import inspect
 import struct
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 
-from ..layers import QuantizedLayer
-from ..layers.observed_run import check_copies, copied, trial
+from ..layers.copies import check_copies, copied
+from ..layers.observed_run import trial
 from .header import Trial
+from .shapes import usual_shapes
 
 NUMBERS = 32  # of each output, evenly spaced
 CANDIDATES = 16  # inputs; those two are kept that rounding changes least, since it must not turn a sign
 ROUNDING = 2.0**-20  # of the inputs, as for sums in another order
 TOLERANCE, LARGEST = 1e-3, 0.25  # of the largest output
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError)
-SIZES = {1: (64, 1024), 2: (32, 64, 224, 28, 16, 8), 3: (16, 32)}
-"""Shapes of inputs to try by the number of dimensions, the most common and cheapest first."""
 
 
 def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
@@ -168,15 +165,3 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
     count = flat.shape[1]
     places = torch.linspace(0, count - 1, min(count, NUMBERS), dtype=torch.float32, device="cpu")
     return flat[:, places.round().long()] if count else None
-
-
-def usual_shapes(network: nn.Module) -> list[tuple[int, ...]]:
-    """Return shapes to try, without the batch, for the first registered layer; empty without a layer."""
-    kinds = QuantizedLayer, _ConvNd, nn.Linear
-    first: Any = next((module for module in network.modules() if isinstance(module, kinds)), None)
-    if first is None:
-        return []
-    if isinstance(first, nn.Linear):
-        return [(first.in_features,), (16, first.in_features)]
-    dimensions = len(first.kernel_size)
-    return [(first.in_channels, *[size] * dimensions) for size in SIZES[dimensions]]

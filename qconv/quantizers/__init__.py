@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .base import Codes as Codes, Quantizer as Quantizer, Whole as Whole
+from .filters import filter_scale as filter_scale
 from .identity import Identity as Identity
 from .mixed import Mixed as Mixed
-from .numbers import filter_scale as filter_scale
 from .signs import sign as sign
 from .stages import Stages as Stages
 from .stochastic import Stream as Stream

@@ -107,8 +107,16 @@ class NeedsData(Part):
         if not is_flag(value):
             raise ValueError(f"{key} (={value}) in the checkpoint must be True or False")
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        local_metadata, _, missing_keys, unexpected_keys, error_msgs = args
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         # If a float checkpoint holds nothing of the quantizer, the layer sets it from the loaded weight.
         flag = self._buffers.get("calibrated")
         before = len(missing_keys) + len(error_msgs)
@@ -116,7 +124,9 @@ class NeedsData(Part):
         # broadcasts between processes pair buffers up by their order.
         self._non_persistent_buffers_set.add("calibrated")
         try:
-            super()._load_from_state_dict(state_dict, prefix, *args)
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
         finally:
             self._non_persistent_buffers_set.discard("calibrated")
         key = f"{prefix}calibrated"

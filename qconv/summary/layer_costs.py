@@ -17,8 +17,9 @@ from ..ground.table import screen_width
 from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch
 from ..layers.computed import computed_by, evaluated, parts_of_weight
+from ..layers.copies import copied
 from ..layers.naming import frozen_part
-from ..layers.observed_run import as_written, copied, random_state_kept, without_warnings
+from ..layers.observed_run import as_written, random_state_kept, without_warnings
 from ..layers.parents import FAST_PATHS
 from ..quantizers import Quantizer
 from .costs_table import FLOAT_BITS, Row, Summary, row_name

@@ -13,7 +13,8 @@ from ..convert.swap import quantizer_prefixes
 from ..ground.checks import check_choice
 from ..ground.files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
-from ..layers.loading import KEY, translate
+from ..layers.loading import translate
+from ..layers.sign_note import KEY
 from ..models import he_normal_
 from ..quantizers.base import training_only
 from ..quantizers.chosen_sign import FLAG, ChosenSign

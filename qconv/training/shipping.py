@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule
 from torch import nn
 
-from ..layers.observed_run import copied
+from ..layers.copies import copied
 from ..packed import save_packed
 from ..packed.calls import build_network
 from ..runs.run_files import BEST, CONFIG, PACKED, PAGE, PREDICTIONS
