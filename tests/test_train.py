@@ -702,7 +702,8 @@ def test_a_failed_run_keeps_the_rows_of_the_others(
     with pytest.raises(SystemExit, match=r"padding_value \(=2\) must be 0, \+1 or -1"):
         line(*arguments)
     shown = capsys.readouterr().err
-    assert f"must be 0, +1 or -1\n(qconv compare '{tmp_path / 'a sweep'}' shows the runs that end)" in shown
+    others = f"qconv compare '{tmp_path / 'a sweep'}' shows the others once they have ended"
+    assert f"must be 0, +1 or -1\n({others})" in shown
     rows = (tmp_path / "a sweep/sweep.csv").read_text().splitlines()
     assert len(rows) == 3
     assert "scheme.padding_value=0" in rows[1]

@@ -85,8 +85,8 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
             raise
         except USER_ERRORS as error:
             if hydra_cfg.mode == RunMode.MULTIRUN:  # Hydra raises it once other runs have ended
-                folder = shlex.quote(hydra_cfg.sweep.dir)
-                sys.stderr.write(f"error: {message(error)}\n(qconv compare {folder} shows the runs that end)\n")
+                others = f"qconv compare {shlex.quote(hydra_cfg.sweep.dir)} shows the others once they have ended"
+                sys.stderr.write(f"error: {message(error)}\n({others})\n")
                 raise
             if in_full:
                 raise
