@@ -60,17 +60,14 @@ def test_a_budget() -> None:
         assert sizes[1] < eager + input.nbytes  # that of a first layer that keeps its images in a format of its own
 
 
-def test_operations_of_signs_and_codes() -> None:
-    """64 signs are multiplied at once, codes one by one."""
+def test_operations_of_signs() -> None:
+    """64 signs are multiplied at once."""
     signs, filters = torch.randn(2, 64, 9, 8).sign().to(torch.int8), torch.randn(16, 32, 3, 3).sign().to(torch.int8)
     geometry = (2, 1), (1, 1, 1, 1), (1, 1)
     weight, sums = ops.pack_weight(filters, 2)
     with FlopCounterMode(display=False) as plain:
         torch.conv2d(signs.float(), filters.float(), None, geometry[0], 1, 1, 2)
-    with FlopCounterMode(display=False) as of_codes:
-        ops.integer_conv2d(signs, filters, *geometry, 2, 0)
-    assert of_codes.get_total_flops() == plain.get_total_flops() > 0
     arguments = ops.pack_signs(signs, 2), weight, sums, 64, 16, *geometry, 0
     with FlopCounterMode(display=False) as of_bits:
         ops.binary_conv2d(*arguments)
-    assert of_bits.get_total_flops() == plain.get_total_flops() // 64
+    assert of_bits.get_total_flops() == plain.get_total_flops() // 64 > 0

@@ -65,14 +65,13 @@ def variants(channels: int, size: int) -> dict[str, Callable[[], Tensor]]:
     quantized, factor = values * scale, scale.view(())
     bits, weight_bits = _ops.pack_signs(signs), _ops.pack_weight(filters, 1)[0]
     exchanged = filters.to(torch.int8).transpose(0, 1).flip(2, 3).contiguous()
-    of_channels, zeros = factor.expand(channels).contiguous(), torch.zeros(channels)
+    of_channels = factor.expand(channels).contiguous()
 
     places = (1, 1), (1, 1, 1, 1), (1, 1)
 
     def integers_of_input() -> Tensor:
-        sums = onednn.integer_conv2d(values.to(torch.int8), exchanged, WINDOW, (of_channels, zeros))
-        assert sums is not None, "this machine has no fast integers"
-        return sums
+        assert onednn.has_fast_integers(), "this machine has no fast integers"
+        return onednn.conv2d_codes((values + 128).to(torch.uint8), 128, exchanged, WINDOW, of_channels)
 
     def integers_of_weight() -> Tensor:
         return by_product(values.to(torch.int8), _ops.unpack_signs(bits, channels, 1, torch.int8, True)) * factor

@@ -22,9 +22,9 @@ def freeze(
 
     The model becomes a `Program`: what it does with a sample, operation by operation. Quantized layers run on integers
     if their codes allow it: signs, and two values around a centre, by exclusive or and counting bits, codes of up to 8
-    bits, with or without an offset, as 8-bit integers with 32-bit sums, powers of two on fixed-point inputs in 8-bit
-    parts, which are shifted. The others multiply floats by a weight that is quantized once; sums of floats with signs
-    for a weight are looked up.
+    bits, with or without an offset, as 8-bit integers with 32-bit sums, powers of two on fixed-point inputs with exact
+    sums in float64. The others multiply floats by a weight that is quantized once; sums of floats with signs for a
+    weight are looked up.
     `FrozenModel.layers` lists the result for each layer, and the reason.
 
     On the CPU, images go through the program as one plan of kernels in C: the same bits on every processor, for any

@@ -7,8 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels import operators
-from ..kernels.window import Window as Geometry
 from ..layers import QConv1d, QConv2d, QConv3d, QConvTranspose2d, QLinear, QuantizedLayer
 from ..program import operations as ops
 from ..program.operations import Window
@@ -18,8 +16,7 @@ from .builder import Builder, Value, blocks_of
 
 LARGEST_SUM = 2**31 - 1
 LARGEST_WEIGHT = 255
-LARGEST_DIGITS = 255 * 64  # the product of the 8-bit parts of a fixed-point input and of a shift
-LARGEST_EXACT = 2**53  # sums of shifted numbers, added in float64
+LARGEST_EXACT = 2**53  # sums of shifted numbers, in float64
 
 
 class Arithmetic(NamedTuple):
@@ -112,7 +109,7 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
             and not isinstance(layer, QConv1d | QConvTranspose2d)
             and bool(((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all())
         )
-        if is_shift and bound < LARGEST_EXACT and LARGEST_DIGITS * values[:1].numel() <= LARGEST_SUM:
+        if is_shift and bound < LARGEST_EXACT:
             return integer._replace(kind="shift")
         return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are not 8-bit numbers")
     if bound > LARGEST_SUM:
@@ -200,59 +197,25 @@ class Encode(nn.Module):
         return (values + self.zero if self.zero else values).to(self.dtype)
 
 
-class ShiftConv2d(nn.Module):
-    """Convolution of fixed-point numbers with powers of two: 8-bit convolutions, shifts and 64-bit sums."""
+class Shifts(Quantized):
+    """A trained layer of powers of two on fixed-point numbers: its sums, exact in float64, are rounded once."""
 
-    scale: Tensor
-    bias: Tensor
-
-    def __init__(self, layer: Any, how: Arithmetic, sides: list[int]) -> None:
-        super().__init__()
-        self.quantizer = copy.deepcopy(layer.input_quantizer).eval().requires_grad_(False)
-        self.is_linear = isinstance(layer, QLinear)
-        self.padding_mode, self.geometry = "zeros", Geometry()
-        if not self.is_linear:
-            self.padding_mode = layer.padding_mode
-            value = layer.border_value
-            self.geometry = Geometry.of(layer.stride, sides, layer.dilation, layer.groups, value)
-        codes = how.weight[..., None, None] if self.is_linear else how.weight
-        weights, self.places = operators.digits_of_shifts(codes)
-        for index, weight in enumerate(weights):  # not in one tensor: kernels keep what they make of each
-            self.register_buffer(f"weight_{index}", weight)
-        self.register_buffer("scale", how.scale)
-        bias = torch.zeros(len(how.scale)) if layer.bias is None else layer.bias.detach().clone()
-        self.register_buffer("bias", bias.double())
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        self.weight = cast(Tensor, self.weight).double()
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, H, W), or (*, features) of a linear layer, to the same with the outputs' channels."""
-        if self.is_linear:
-            return self._images(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], len(self.scale))
-        return self._images(input) if input.ndim == 4 else self._images(input.unsqueeze(0)).squeeze(0)
+        """The layer's output."""
+        layer: Any = self.layer
+        images = input.unsqueeze(0) if input.ndim == layer.weight.ndim - 1 != 1 else input
+        bias = None if layer.bias is None else layer.bias.double()
+        output = self.product(self.input(images).double(), self.weight, bias, images).float()
+        return output if images is input else output.squeeze(0)
 
     def on_floats(self, input: Tensor) -> Tensor:
-        """The same product of floats, whose sums are rounded, for runtimes without shifts."""
-        weights = (self.get_buffer(f"weight_{index}") for index in range(len(self.places)))
-        parts = [weight.float() * 2.0**place for weight, place in zip(weights, self.places, strict=True)]
-        weight = torch.stack(parts).sum(0)
-        bias = self.bias.float()
-        if self.is_linear:
-            values = self.quantizer.codes(input, *self.quantizer.tensors()).values
-            return F.linear(values.float(), weight.flatten(1) * self.scale.float().view(-1, 1), bias)
-        stride, padding, dilation, groups, value = self.geometry
-        input = F.pad(input, padding, "constant" if self.padding_mode == "zeros" else self.padding_mode, value or None)
-        values = self.quantizer.codes(input, *self.quantizer.tensors()).values.float()
-        return F.conv2d(values, weight * self.scale.float().view(-1, 1, 1, 1), bias, stride, 0, dilation, groups)
-
-    def _images(self, input: Tensor) -> Tensor:
-        stride, padding, dilation, groups, value = self.geometry
-        if self.padding_mode != "zeros":
-            input, padding = F.pad(input, padding, mode=self.padding_mode), (0, 0, 0, 0)
-        codes = self.quantizer.codes(input, *self.quantizer.tensors()).values.to(torch.int64)
-        if value != 0:  # the operator pads with zeros
-            codes, padding = self.geometry.pad(codes), (0, 0, 0, 0)
-        weights = [self.get_buffer(f"weight_{index}") for index in range(len(self.places))]
-        sums = torch.ops.qconv.shift_conv2d(codes, weights, self.places, stride, padding, dilation, groups)
-        return (sums * self.scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)).to(torch.float32)
+        """The same with sums of float32, for runtimes without float64."""
+        layer: Any = self.layer
+        return self.product(self.input(input), cast(Tensor, self.weight).float(), layer.bias, input)
 
 
 def scale_map(
@@ -311,7 +274,7 @@ class _Layer:
         if self.is_conv and self.layer.pads_by_size:
             build.fix_size()
         if how.kind == "shift":
-            return Value(build.call(ShiftConv2d(self.layer, how, self.sides), shape, build.raw(x)), shape)
+            return Value(build.call(Shifts(self.layer), shape, build.raw(x)), shape)
         if image is not None:
             place, weight, window = image.place, how.weight[..., None, None], Window()
         else:
@@ -453,5 +416,5 @@ class _Layer:
         if found is not None:
             return found, max(0, -low)
         zero = self.how.zero
-        encode = Encode(quantizer, operators.code_dtype(low + zero), zero - first)
+        encode = Encode(quantizer, torch.int8 if low + zero < 0 else torch.uint8, zero - first)
         return self.build.call(encode, self.build.stored[place], place), zero

@@ -38,11 +38,6 @@ def _flops_of_signs(
     return _flops(out_shape, in_channels // weight[0], weight[2:4]) // WORD
 
 
-@register_flop_formula(torch.ops.qconv.integer_conv2d)
-def _flops_of_codes(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-    return _flops(out_shape, weight[1], weight[2:4])
-
-
 @register_flop_formula(torch.ops.qconv.sign_conv2d)
 def _flops_of_numbers(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
     return _flops(out_shape, input[1] // weight[0], weight[2:4])

@@ -1,29 +1,23 @@
 """Convolutions of 8-bit integers by oneDNN, through torch's operators for quantized models.
 
-Frozen layers convolve codes, and keep what oneDNN makes of their weights. Training convolves them too: sums below 2^24
-are exact in float32, and bfloat16 convolutions sum in float32. So the integer and the float convolution are equal, bit
-for bit, and a training step may run whichever is faster. A scale is multiplied with the exact sum, and rounded once.
+Training convolves codes: sums below 2^24 are exact in float32, and bfloat16 convolutions sum in float32. So the integer
+and the float convolution are equal, bit for bit, and a training step may run whichever is faster. A scale is multiplied
+with the exact sum, and rounded once.
 """
 
 import math
 import os
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import bits as _registered  # noqa: F401
-from .exact_sums import are_floats_exact
-from .library import Scaled
 from .window import Window
 
 _WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE")
 """The values of ONEDNN_MAX_CPU_ISA, or by its old name DNNL_MAX_CPU_ISA, that keep oneDNN from using AVX-512 VNNI."""
-_MOST = 4  # layouts of one weight: sizes of images used in turn
-_packed: Any = WeakTensorKeyDictionary()  # weights in oneDNN's layout, while the weight lives
 
 
 def overruns(channels: int, kernel: Sequence[int], stride: Sequence[int]) -> bool:
@@ -41,31 +35,6 @@ def has_fast_integers() -> bool:
     if any(os.environ.get(f"{name}_MAX_CPU_ISA", "").upper() in _WITHOUT_VNNI for name in ("ONEDNN", "DNNL")):
         return False
     return torch.cpu.get_capabilities().get("avx512_vnni", False) and hasattr(torch.ops.onednn, "qconv_pointwise")
-
-
-def integer_conv2d(
-    input: Tensor, weight: Tensor, window: Window, scaled: Scaled = None, zero: int = 0
-) -> Tensor | None:
-    """`qconv.kernels.operators.integer_conv2d` with 32-bit sums, then float32; None if that would not be exact.
-
-    It is not exact without VNNI, where sums of two products saturate; for a weight of more than 8 bits; for requested
-    sums that float32, in which the operator returns them, may not hold; and where oneDNN is wrong (`is_wrong`).
-    """
-    if not has_fast_integers() or input.dtype not in (torch.uint8, torch.int8) or 0 in (*input.shape, len(weight)):
-        return None
-    shift_in = 128 if input.dtype == torch.int8 else 0  # the operator requires unsigned inputs
-    if weight.dtype != torch.int8 or is_wrong(input.shape, weight.shape, window, zero + shift_in):
-        return None
-    if scaled is None and not are_floats_exact(input, weight, zero):
-        return None
-    scale, bias = scaled or (_ones(len(weight)), torch.zeros(len(weight), dtype=torch.float32, device="cpu"))
-    input, sides = window.pad_but_zeros(input, zero, _can_pad(window, weight.shape[2:], zero + shift_in))
-    if shift_in:
-        zero += shift_in
-        input = input.view(torch.uint8) ^ 128
-    packed = _kept(weight, zero, window, sides, tuple(input.shape))
-    output = _pointwise(input, zero, packed, window, sides, scale, bias)
-    return output.to(torch.int32) if scaled is None else output
 
 
 def conv2d_codes(
@@ -124,23 +93,6 @@ def _can_pad(window: Window, kernel_size: Sequence[int], zero: int) -> bool:
     Of 7,284 random layers with kernels wider than 1, 9 were; of 4,742 that are padded before, none.
     """
     return zero == 0 and not window.may_lie_in_padding(kernel_size)
-
-
-def _kept(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
-    """Return the weight in oneDNN's layout, cached for each use.
-
-    Tensors of inference mode don't tell that they have changed: their layout is made for each call.
-    """
-    if weight.is_inference():
-        return _prepack(weight, zero, window, sides, shape)
-    key = zero, window, shape, weight._version
-    known: dict[Any, Tensor] = _packed.get(weight, {})
-    if key in known:
-        return known[key]
-    packed = _prepack(weight, zero, window, sides, shape)
-    # A new dictionary: other threads may be reading the old one. If two threads add at once, one layout is made again.
-    _packed[weight] = {**(known if len(known) < _MOST else {}), key: packed}
-    return packed
 
 
 def _ones(count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""A program run by torch's operators and libraries: on any device, with functions that C does not have."""
+"""A program run by torch's operators: on any device, and where tables for signs are faster than a plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,38 +9,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..kernels import onednn, operators
+from ..kernels.operators import pack_weight
 from ..kernels.window import Window as Geometry
 from .operations import (
-    GELU,
     Affine,
-    Average,
     ConvBits,
     ConvCodes,
     ConvFloats,
     Function,
     Given,
     Images,
-    Maximum,
     Mean,
     Operation,
     PReLU,
     Program,
     Quantize,
     Select,
-    Sigmoid,
     Sign,
-    SiLU,
-    Window,
 )
 from .plan import form_of
 from .signs import sign_conv
 
-_Steps = ConvBits, ConvCodes, ConvFloats
-
 
 class Library(nn.Module):
-    """A program as modules: convolutions take in the scale and bias behind them, and floats are added in any order.
+    """A program as modules: its definition, but for floats, which torch adds up in an order of its own.
+
+    A convolution of floats or signs takes in the scale and bias behind it.
 
     Args:
         program: the program.
@@ -48,38 +42,26 @@ class Library(nn.Module):
 
     def __init__(self, program: Program) -> None:
         super().__init__()
-        self.put_together = program.put_together
+        self.put_together, self.outputs = program.put_together, program.outputs
         operations, readers = program.operations, program.readers()
-        self.taken: dict[
-            int, int
-        ] = {}  # numbers of values that no step makes: signs of others, and what a step takes in
         self.steps = nn.ModuleList()
         self.places: list[tuple[int, tuple[int, ...]]] = []  # of each step: its value's number, and its inputs'
+        is_open = [bool(operation.inputs) for operation in operations]
         for number, operation in enumerate(operations):
-            if number in self.taken or not operation.inputs:
+            if not is_open[number]:
                 continue
-            affine, stored = None, number
-            if isinstance(operation, _Steps) and len(readers[number]) == 1:
-                following = operations[readers[number][0]]
-                if isinstance(following, Affine) and number not in program.outputs:
-                    affine, stored = following, readers[number][0]
-                    self.taken[stored] = stored
-            if isinstance(operation, Sign) and _feeds_bits(operation, operations, readers[number]):
-                self.taken[number] = operation.inputs[0]  # whose signs the convolution takes
-                continue
-            self.steps.append(_step(operation, affine))
-            self.places.append((stored, tuple(self.taken.get(given, given) for given in operation.inputs)))
-        self.outputs = program.outputs
+            behind = readers[number][0] if len(readers[number]) == 1 and number not in program.outputs else number
+            affine = operations[behind]
+            takes_in = isinstance(operation, ConvFloats | ConvBits) and isinstance(affine, Affine)
+            is_open[behind] = not takes_in
+            self.steps.append(_step(operation, affine if takes_in else None))
+            self.places.append((behind if takes_in else number, operation.inputs))
         last = {place: index for index, (_, inputs) in enumerate(self.places) for place in inputs}
         self.over = [[place for place, at in last.items() if at == index] for index in range(len(self.places))]
 
     def values(self, input: Tensor) -> dict[int, Tensor]:
-        """Return the stored values for images, by the numbers of their operations."""
-        found = self._run(input, keep=True)
-        for number, place in self.taken.items():
-            if number != place:
-                found[number] = torch.where(found[place] < 0, -1.0, 1.0)
-        return found
+        """Return the values for images, by the numbers of their operations, but for what a convolution takes in."""
+        return self._run(input, keep=True)
 
     def forward(self, input: Tensor) -> Any:
         """Return the output for images."""
@@ -87,7 +69,7 @@ class Library(nn.Module):
         return self.put_together([values[place] for place in self.outputs])
 
     def _run(self, input: Tensor, keep: bool) -> dict[int, Tensor]:
-        if input.ndim == 4:  # the format of the operators on codes
+        if input.ndim == 4:  # the format of convolutions of signs
             input = input.contiguous(memory_format=torch.channels_last)
         values = {0: input}
         for step, (number, inputs), over in zip(self.steps, self.places, self.over, strict=True):
@@ -98,27 +80,24 @@ class Library(nn.Module):
         return values
 
 
-def _feeds_bits(sign: Sign, operations: list[Operation], readers: list[int]) -> bool:
-    """Whether a sign is that of a number, and only convolutions of signs take it."""
-    return not bool(sign.edge.any()) and all(isinstance(operations[reader], ConvBits) for reader in readers)
-
-
-def _step(operation: Any, affine: Affine | None) -> nn.Module:
+def _step(operation: Operation, affine: Any) -> nn.Module:
+    if isinstance(operation, ConvFloats):
+        return _floats(operation, affine)
     if isinstance(operation, ConvBits):
         return _Bits(operation, affine)
     if isinstance(operation, ConvCodes):
-        return _Codes(operation, affine)
-    if isinstance(operation, ConvFloats):
-        return _floats(operation, affine)
+        return _Codes(operation)
     if isinstance(operation, Function):
         return _Call(operation)
     if isinstance(operation, Quantize):
         return _Round(operation)
     if isinstance(operation, Affine | PReLU | Select | Sign):
         return _WithTensors(operation)
-    if isinstance(operation, Average | Maximum) and _is_symmetric(operation.window):
-        return _Pool(operation)
-    return _Defined(_LIBRARIES.get(type(operation), operation.run))
+    return _Defined(_mean if isinstance(operation, Mean) else operation.run)
+
+
+def _mean(x: Tensor) -> Tensor:
+    return x.mean((2, 3), keepdim=True)
 
 
 class _Defined(nn.Module):
@@ -130,18 +109,6 @@ class _Defined(nn.Module):
 
     def forward(self, *values: Tensor) -> Tensor:
         return self.run(*values)
-
-
-def _mean(x: Tensor) -> Tensor:
-    return x.mean((2, 3), keepdim=True)
-
-
-_LIBRARIES: dict[type[Operation], Callable[..., Tensor]] = {
-    Mean: _mean,
-    Sigmoid: torch.sigmoid,
-    SiLU: F.silu,
-    GELU: F.gelu,
-}
 
 
 class _WithTensors(nn.Module):
@@ -158,56 +125,50 @@ class _WithTensors(nn.Module):
         return self.kind.run(self, *values)
 
 
-class _Conv(nn.Module):
-    """A convolution of signs or codes, with the scale and bias behind it."""
+class _Bits(nn.Module):
+    """Sums of signs, with the scale and bias behind them."""
 
+    weight: Tensor
+    tap_sums: Tensor
     scale: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, conv: ConvBits | ConvCodes, affine: Affine | None) -> None:
+    def __init__(self, conv: ConvBits, affine: Affine | None) -> None:
         super().__init__()
-        window = conv.window
-        self.channels = conv.weight.shape[1] * conv.groups, conv.channels
-        self.geometry = list(window.stride), list(window.padding), list(window.dilation)
+        window, (channels, inputs) = conv.window, conv.weight.shape[:2]
+        geometry = list(window.stride), list(window.padding), list(window.dilation)
+        self.arguments = inputs * conv.groups, channels, *geometry, conv.pad_value
+        weight, tap_sums = pack_weight(conv.weight, conv.groups)
+        self.register_buffer("weight", weight)
+        self.register_buffer("tap_sums", tap_sums)
         self.register_buffer("scale", None if affine is None else affine.scale)
         self.register_buffer("bias", None if affine is None else affine.bias)
 
-
-class _Bits(_Conv):
-    weight: Tensor
-    tap_sums: Tensor
-
-    def __init__(self, conv: ConvBits, affine: Affine | None) -> None:
-        super().__init__(conv, affine)
-        self.pad_value = conv.pad_value
-        weight, tap_sums = operators.pack_weight(conv.weight, conv.groups)
-        self.register_buffer("weight", weight)
-        self.register_buffer("tap_sums", tap_sums)
-
-    def forward(self, input: Tensor) -> Tensor:
-        operands = input, self.weight, self.tap_sums, *self.channels, *self.geometry, self.pad_value
+    def forward(self, signs: Tensor) -> Tensor:
+        operands = signs, self.weight, self.tap_sums, *self.arguments
         return torch.ops.qconv.binary_conv2d(*operands, self.scale, self.bias).float()
 
 
-class _Codes(_Conv):
-    """Weights beyond 8 bits are sums of several: their input channels are taken that many times."""
+class _Codes(nn.Module):
+    """Sums of codes, exact: in float32 if none can reach 2^24, else in float64.
+
+    So they are on a GPU, whose library may choose a convolution by transforms, which rounds.
+    """
 
     weight: Tensor
-    taken: Tensor | None
 
-    def __init__(self, conv: ConvCodes, affine: Affine | None) -> None:
-        super().__init__(conv, affine)
-        self.groups, self.zero = conv.groups, conv.zero
-        weight, taken = operators.of_8_bits(conv.weight, conv.groups)
-        if taken is not None and not onednn.has_fast_integers():
-            weight, taken = conv.weight, None
-        self.register_buffer("weight", weight)
-        self.register_buffer("taken", taken)
+    def __init__(self, conv: ConvCodes) -> None:
+        super().__init__()
+        self.zero, self.padding = conv.zero, conv.window.padding
+        self.geometry = conv.window.stride, 0, conv.window.dilation, conv.groups
+        most = max(conv.zero, 255 - conv.zero) * conv.weight.long().abs().flatten(1).sum(1)
+        self.register_buffer("weight", conv.weight.to(torch.float32 if (most < 2**24).all() else torch.float64))
 
     def forward(self, codes: Tensor) -> Tensor:
-        codes = codes if self.taken is None else codes.index_select(1, self.taken)
-        operands = codes, self.weight, *self.geometry, self.groups, 0, self.scale, self.bias
-        return torch.ops.qconv.integer_conv2d(*operands, zero=self.zero).float()
+        weight = self.weight if codes.is_cpu else self.weight.double()
+        padded = F.pad(codes.to(weight.dtype) - self.zero, self.padding)
+        with torch.autocast(codes.device.type, enabled=False):
+            return F.conv2d(padded, weight, None, *self.geometry).float()
 
 
 def _floats(conv: ConvFloats, affine: Affine | None) -> nn.Module:
@@ -250,18 +211,6 @@ class _Round(nn.Module):
         return x.clamp_(self.low, self.high).round_().add_(self.zero).to(torch.uint8)
 
 
-class _Pool(nn.Module):
-    def __init__(self, pool: Average | Maximum) -> None:
-        super().__init__()
-        self.is_average, self.window = isinstance(pool, Average), pool.window
-
-    def forward(self, x: Tensor) -> Tensor:
-        kernel, stride, (left, _, top, _), _, ceil = self.window
-        if self.is_average:
-            return F.avg_pool2d(x, kernel, stride, (top, left), ceil, count_include_pad=False)
-        return F.max_pool2d(x, kernel, stride, (top, left), ceil_mode=ceil)
-
-
 class _Call(nn.Module):
     """A function, whose tensors are buffers."""
 
@@ -285,8 +234,3 @@ class _Call(nn.Module):
 
 def _is_leaf(argument: Any) -> bool:
     return isinstance(argument, Given | Images)
-
-
-def _is_symmetric(window: Window) -> bool:
-    left, right, top, bottom = window.padding
-    return left == right and top == bottom
