@@ -77,15 +77,15 @@ def correct_bias(
         b \leftarrow b - \bigl( \mathbb{E}[y_q] - \mathbb{E}[y] \bigr)
 
     y are the outputs of the float layer in the float model, :math:`y_q` those of the quantized layer, which gets its
-    inputs from the corrected layers before it; the means are over samples and positions. A layer without a bias, whose
-    output goes into a batch norm, is corrected in the running mean of that, which becomes the float model's plus the
-    difference; what else takes that output keeps the shift. Weights and scales stay.
+    inputs from the corrected layers before it; the means are over samples and positions. If a layer without a bias goes
+    into a batch norm, the running mean there becomes the float model's plus the difference; other readers of the
+    layer's output keep the shift. Weights and scales do not change.
 
-    It runs each model once, and helps where weights are rounded to nearest. After `reconstruct`, which already
-    reduces the shift, little is left to gain; a `reconstruct` that comes later needs ``float_model``. Called again with
-    the same float model it finds no shift where it has corrected one, but for rounding.
+    It runs each model once, and helps if weights are rounded to nearest. After `reconstruct`, which already reduces the
+    shift, there is little to gain. If you call `reconstruct` later, pass it ``float_model``. A second call with the
+    same float model finds no shift, except for rounding.
 
-    Under `torch.distributed` every process calls it with as many of its own samples, and all get the mean.
+    Under `torch.distributed`, every process calls it with the same number of its own samples, and all get the mean.
 
     Args:
         model: a converted model, which is changed in place. What is not calibrated yet is calibrated on ``images``.

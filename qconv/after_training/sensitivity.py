@@ -141,11 +141,10 @@ def sensitivity(
 ) -> Sensitivity:
     """Quantize one layer at a time, with all others float, and measure the effect on the model's outputs.
 
-    Of a float model a copy is converted by ``scheme`` and calibrated on the same images; a converted one is measured as
-    it is, against its own latent weights. Neither is changed. The model runs in evaluation, once for each layer.
+    A copy of a float model is converted by ``scheme`` and calibrated on the same images. A converted model is measured
+    as it is, against its own latent weights. Neither is changed. The model runs in evaluation, once for each layer.
 
-    The layers at the top are those to leave float, or to give more bits. So a search is a loop, in which the last line
-    of the table says what the choice is worth:
+    Leave the layers at the top float, or give them more bits. The last line of the table says what the choice is worth:
 
         >>> found = qconv.sensitivity(model, images, labels, scheme=lsq(2, 2))  # doctest: +SKIP
         >>> found.plot("sensitivity.png")  # doctest: +SKIP
@@ -153,7 +152,7 @@ def sensitivity(
         >>> print(qconv.sensitivity(model, images, labels, scheme=lsq(2, 2), overrides=better))  # doctest: +SKIP
         >>> qconv.plan(model, lsq(2, 2), overrides=better, costs=found.costs)  # doctest: +SKIP
 
-    Low bits do most harm when nothing is trained in between, so use the order of the layers, not the size of the loss.
+    Without training in between, low bits do most harm, so use the order of the layers, not the size of the loss.
 
     Args:
         model: takes one tensor and returns one or several, in tuples, dictionaries or dataclasses: all are compared.

@@ -157,15 +157,14 @@ def compare_models(
 ) -> ModelComparison:
     """Compare a float network with a quantized one as trained, frozen (`qconv.freeze`), and both in ONNX Runtime.
 
-    All forms run on the CPU in float32, in evaluation, with the number of threads that torch has; the models stay as
-    they are. They are timed in turn, round by round. A form that the model does not have, since it can't be frozen or
-    exported, keeps its row, with the reason.
+    All forms run on the CPU in float32, in evaluation mode, with torch's number of threads; the models do not change.
+    They are timed in turn, round by round. If the model can't be frozen or exported, the row of that form has the
+    reason.
 
     Args:
         float_model: the network to compare with, such as the one before `qconv.convert`.
         quantized: a converted, trained network.
-        images: inputs (N, C, H, W), as in use: normalized. Those that are timed are the first, repeated if there are
-            fewer than in a batch.
+        images: normalized inputs (N, C, H, W). The first ones are timed, repeated if there are fewer than in a batch.
         labels: their classes (N,); without them there is no accuracy.
         output: of several outputs, the only one that is compared, as for `qconv.sensitivity`; by default all are, and
             the agreement is that of all their decisions: the largest number in dimension 1, of pixels too.

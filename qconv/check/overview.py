@@ -31,12 +31,12 @@ class Problem(NamedTuple):
 
 
 def check(model: nn.Module, example: Any = None, optimizer: Optimizer | None = None) -> list[Problem]:
-    """Print what is known to go wrong in the training of a converted model, and return it. The model is not changed.
+    """Print known problems in the training of a converted model, and return them. The model is not changed.
 
-    In any case: quantizers without data. With ``example``, one forward in evaluation shows inputs of which nearly all
-    become one level (as of a sign behind a ReLU), negative inputs that are clipped, and layers that are not called,
-    whose weight the model may read itself. With ``optimizer``: steps that do not end with `qconv.after_step`, and
-    learned tensors that the optimizer of the weights lacks.
+    It always names quantizers without data. With ``example``, one forward in evaluation mode shows inputs that nearly
+    all become one level (as of a sign after a ReLU), negative inputs that are clipped, and layers that are not called,
+    perhaps because the model reads their weight directly. With ``optimizer``, it names steps that do not end with
+    `qconv.after_step`, and learned tensors that the optimizer of the weights lacks.
 
     Args:
         model: a converted model.

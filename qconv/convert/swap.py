@@ -73,11 +73,11 @@ def plan(
         example: an input of the model, a tuple of its arguments, or a dictionary of them. The model is run with it, in
             evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
             there. `READERS` in `qconv.layers.parents` are known without an example.
-        subclasses: the quantized layers of subclasses that would otherwise be left alone. A class that computes the
-            same as its parent gets that of the parent, ``{MyConv2d: qconv.QConv2d}``. So does a convolution whose
-            forward does something around that of its parent, such as padding: it still does. Others need their own,
-            see `qconv.layers.variants`. timm's ``StdConv2d``, ``ScaledStdConv2d`` (with "same" padding, too),
-            ``Conv2dSame`` and ``Linear`` are known.
+        subclasses: the quantized layers of subclasses that would otherwise be left alone: ``{MyConv2d: qconv.QConv2d}``
+            if the class computes the same as its parent, or does something around its parent's forward, such as
+            padding, which it keeps. `freeze` and `save_packed` refuse such layers. Other classes need their own
+            quantized layer, see `qconv.layers.variants`. timm's ``StdConv2d``, ``ScaledStdConv2d`` (with "same"
+            padding, too), ``Conv2dSame`` and ``Linear`` are known.
         costs: what quantizing a layer costs, by its name, such as `qconv.Sensitivity.costs`, as a column of the table.
 
     Returns:
@@ -121,24 +121,23 @@ def convert(
 ) -> Model:
     """Turn the layers of a model into quantized ones, in place, and return the model. The weights are kept.
 
-    Arguments, of which there are no ``costs``, and errors are those of `plan`. Layer objects stay the same, so shared
-    layers stay shared, and hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new
-    parameters, frozen if the layer's weight is (``requires_grad=False``), except the slopes of ``"prelu"``. Linear and
-    (transposed, deformable) convolution layers are converted. Their subclasses stay as they are, except those in
-    ``subclasses`` (with a warning if they are most of the layers). So do layers that are quantized already, except by
-    `schemes.identity`, which quantizes nothing, and those whose weight is no parameter, such as parametrized and pruned
-    ones, or a fixed kernel in a buffer. If anything fails, the model is left unchanged. A plain convolution that makes
-    the offsets of a deformable one is treated like any other: name it in ``skip``. Activations before signs change with
-    the layers, see ``before_sign``; a warning names the layers whose signs stay constant because an activation can't be
-    replaced.
+    Arguments and errors are those of `plan`, without ``costs``. Layer objects stay the same, so shared layers stay
+    shared, and hooks and an optimizer's parameters stay valid. Learned tensors of a scheme are new parameters, frozen
+    if the layer's weight is (``requires_grad=False``), except the slopes of ``"prelu"``. Linear and (transposed,
+    deformable) convolution layers are converted. Their subclasses stay as they are, except those in ``subclasses``
+    (with a warning if they are most of the layers). So do layers that are already quantized, except by
+    `schemes.identity`, and layers with a weight that is not a parameter, such as a fixed kernel in a buffer. If
+    anything fails, the model is left unchanged. A plain convolution that makes the offsets of a deformable one is
+    treated like any other: name it in ``skip``. Activations before signs change with the layers, see ``before_sign``;
+    if an activation can't be replaced, a warning names the layers with constant signs.
 
-    Hooks of the layers watch the first three training batches, and then remove themselves: they warn of inputs in one
+    Hooks of the layers watch the first three training batches, and then remove themselves. They warn of inputs in one
     level, of negative inputs that are clipped, of steps without `qconv.after_step`, and of evaluation before
     calibration. ``check=False`` leaves them out; `qconv.check` tells the same at any time, and more. The fast paths of
     `torch.nn.TransformerEncoderLayer` and others that would not call quantized layers are switched off.
 
-    With ``lean=True`` the model is made lean afterwards, as by `qconv.lean`. In a model that is lean already, new
-    quantized layers are as well; with ``lean=False``, too.
+    With ``lean=True`` the model is made lean afterwards, as by `qconv.lean`. In a model that is already lean, new
+    quantized layers are lean, too, even with ``lean=False``.
 
     Raises:
         TypeError: ``lean`` or ``check`` is not a bool; and as for `plan`.
@@ -244,9 +243,8 @@ def to_float(model: Model) -> Model:
     were parametrized or pruned after `convert` stay so. Activations that were replaced before signs are put back. The
     model is no longer lean.
 
-    Give the whole model that was converted. In a part of it, activations are put back that may precede signs outside,
-    and those outside that precede its layers stay replaced. To leave a part float, convert the float model with
-    ``overrides``.
+    Pass the whole model that was converted, because activations and the signs after them may lie in different parts. To
+    leave a part float, convert the float model with ``overrides``.
 
     Raises:
         ValueError: the model has no quantized layer.

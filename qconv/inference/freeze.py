@@ -18,7 +18,7 @@ def freeze(
     example: Tensor | None = None,
     nan: Literal["pass", "refuse"] = "pass",
 ) -> FrozenModel:
-    """Convert a trained model, which stays as it is, to integers, for inference on the CPU.
+    """Convert a copy of a trained model to integers, for inference on the CPU.
 
     The model becomes a `Program`: what it does with a sample, operation by operation. Quantized layers run on integers
     if their codes allow it: signs, and two values around a centre, by exclusive or and counting bits, codes of up to 8

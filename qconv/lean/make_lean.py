@@ -34,9 +34,9 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
     """Make a model with quantized layers store bits instead of floats for its backward.
 
     A layer keeps codes of its input (1, 2, 4 or 8 bits, as its levels need), and where the gradient passes. If its
-    gradient needs the input itself, the input is computed again as well. A batch norm after it keeps its statistics,
-    and computes its input again from the codes, bit for bit. An activation keeps a bit for each element.
-    Layers find each other while the model runs; a tensor that was changed in place in between is kept as a float.
+    gradient needs the input itself, the input is recomputed. A batch norm after it keeps its statistics, and recomputes
+    its input from the codes, bit for bit. An activation keeps a bit for each element. Layers are matched while the
+    model runs; a tensor that is changed in place between two layers is kept as a float.
 
     Parameters, state dict and the hooks of others stay as they are. By default gradients of layers of signs are sums in
     float32 in another order, looked up by bits; so are the outputs of binary weights and float inputs, and sums of
@@ -44,8 +44,8 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
     needs may be computed again as a difference, with rounding errors: in bfloat16 of 1 to 3 % of its largest value.
 
     Images keep their memory format from layer to layer. Steps are fastest in channels_last, in which torch's own batch
-    norms and poolings sum in another order, too. So the first forward that is recorded runs a copy of the model on such
-    images. If this succeeds and returns no images, a hook makes the images of every recorded forward channels_last. A
+    norms and poolings sum in another order, too. So the first forward in training tries a copy of the model on such
+    images. If this succeeds and returns no images, a hook makes the images of every such forward channels_last. A
     forward that calls ``x.view`` on them fails: use ``x.reshape``.
 
     ``DistributedDataParallel`` wraps a lean model like any other. ``fully_shard`` must hold a layer and the batch norm

@@ -29,29 +29,29 @@ from .norms import batch_statistics
 def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 512) -> list[str]:
     """Set the learned tensors of all input quantizers that start from data (LSQ's step, a percentile's range).
 
-    The model runs without gradients, with quantized weights. Inputs whose quantizers are to be set stay as they are, so
-    that no layer is calibrated on outputs of one that is not yet; those that need no data (DoReFa, PACT) are quantized.
-    LSQ's steps, of weights too that were not trained yet, start where the error is least.
+    The model runs without gradients, with quantized weights. Inputs of layers that are being calibrated are not
+    quantized, so that no layer sees outputs of an uncalibrated one; inputs that need no data (DoReFa, PACT) are
+    quantized. LSQ's steps start where the error is least, also those of weights that were not trained yet.
     Each quantizer observes its layer's inputs batch by batch and keeps a few statistics (`Quantizer.observer`), so
     memory does not grow with the samples. Your own quantizers with only `initialize` get the first samples, at most
     2^22 values.
 
-    Where the method allows it, the inputs decide whether a layer's levels are signed (`qconv.quantizers.LSQInput`); a
-    line on stderr names the layers where they are. A warning names layers whose method has no levels below 0 (PACT,
-    SAWB, DoReFa, APoT, N2UQ), with the share of their inputs that is cut off there.
+    If the method allows it, the inputs decide whether a layer's levels are signed (`qconv.quantizers.LSQInput`); a line
+    on stderr names the layers with signed levels. Methods without levels below 0 (PACT, SAWB, DoReFa, APoT, N2UQ) clip
+    negative inputs; a warning names the layers and the share of these inputs.
 
     The model runs in evaluation mode. But a batch norm that is in training mode, or whose running statistics are still
     the initial ones, normalizes with the batch itself, as in training: the ranges are those of training, even before
     the first step. A model in evaluation mode (``model.eval()``) with trained statistics is calibrated with these; a
     batch norm that alone is in evaluation mode is frozen, and keeps its own. No running statistics change.
 
-    Under `torch.distributed` every process calls it with its own batches, any number of them, and all get the mean over
-    those with data. Without this call a layer calibrates itself with its first training batch, which all processes must
-    do in the same step. If only some processes do, they are refused: at once if the others calibrate something else in
-    that step; if the others calibrate nothing, after the timeout of the process group, since a process that has gone on
-    can't be told from a slow one. The timeout is 10 to 30 minutes unless ``init_process_group(timeout=)``, or
-    ``trainer.timeout_s`` of `qconv train`, sets less. A layer that sees only equal values, such as a blank image, is
-    not calibrated; a warning says so, and it waits for a training batch.
+    Under `torch.distributed`, every process calls it with its own batches, any number of them, and all get the mean
+    over those with data. Without this call, a layer calibrates itself on its first training batch, in all processes in
+    the same step. If only some processes do so, there is an error: at once if the others calibrate something else in
+    that step; if they calibrate nothing, after the timeout of the process group, because they could just be slow. The
+    timeout is 10 to 30 minutes unless ``init_process_group(timeout=)``, or ``trainer.timeout_s`` of `qconv train`, sets
+    less. A layer that sees only equal values, such as a blank image, is not calibrated; a warning says so, and it waits
+    for a training batch.
 
     Args:
         model: run as it is; its mode, hooks and buffers are restored.

@@ -32,8 +32,7 @@ def after_step(model: nn.Module) -> None:
 
     Latent weights are clamped to the range of their quantizers (BNN and BWN to [-1, 1], DeepShift to its powers),
     learned steps are kept positive, and random streams of stochastic rounding advance. Frozen weights and learned
-    tensors (``requires_grad=False``) stay as they are. Call it after ``optimizer.step()``, or let `after_every_step` do
-    so.
+    tensors (``requires_grad=False``) stay as they are. Call it after ``optimizer.step()``, or use `after_every_step`.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -137,22 +136,22 @@ def _check_learned(model: nn.Module, learned: Sequence[Tensor], wait: bool = Fal
 def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     """Make every ``optimizer.step()`` end with `after_step`; ``handle.remove()`` undoes it.
 
-    It works in a hand-written loop, under Lightning and Accelerate and with a gradient scaler, which all call ``step``
-    of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
-    torch's optimizers drop this: call it again for the copies.
+    It works in your own loop, under Lightning and Accelerate, and with a gradient scaler, because all call ``step`` of
+    the optimizer itself. If an optimizer wraps another, the innermost is used. `copy.deepcopy` and `pickle` of torch's
+    optimizers drop this: call it again for the copies.
 
     Learned tensors of a later stage (`Stages`) have gradients of zero while they wait, yet the optimizer builds up
-    moments and step counts for them. Both are set back after each step, so that these tensors train as new ones when
-    their stage begins. That works for torch's Adam family, SGD, RMSprop, Adagrad and Adadelta, for optimizers that have
-    only Adam's moments, and for the slow weights of timm's Lookahead; not if the optimizer's step is compiled.
+    moments and step counts for them. Both are reset after each step, so that these tensors start fresh when their stage
+    begins. This works for torch's Adam family, SGD, RMSprop, Adagrad and Adadelta, for optimizers that have only Adam's
+    moments, and for the slow weights of timm's Lookahead, but not if the optimizer's step is compiled.
 
-    An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` holds the weights, but not what the
-    scheme learns beside them, such as LSQ's steps. A warning names such tensors.
+    An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` has the weights, but not what the
+    scheme learns in addition, such as LSQ's steps. A warning names such tensors.
 
     Raises:
         TypeError: ``optimizer`` is not a torch optimizer and wraps none; ``model`` is not a module.
         FloatingPointError: a step leaves NaN or inf in a learned tensor. Tensors that are not on the CPU are read every
-            20 steps; none is if the optimizer's step is compiled.
+            20 steps. If the optimizer's step is compiled, none is read.
     """
     inside = innermost(optimizer)
     check_module(model)

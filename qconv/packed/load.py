@@ -36,11 +36,10 @@ class PackedFileError(DamagedFileError):
 def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
     """Return the model of a packed file, in evaluation mode on the CPU, or on the device of `model`.
 
-    No code in the file is run. Checksum, names, shapes, dtypes and values are checked before `model` is changed, and so
-    is whether `model` computes what the saved network did: the outputs for two inputs, up to rounding, if the file has
-    them (`header.Trial`; files of version 1 have none, and nothing shows that their `model` has ReLU instead of
-    Hardtanh). The layers compute the same as the trained ones in evaluation; their weights can't be trained any
-    further.
+    No code in the file is run. Checksum, names, shapes, dtypes and values are checked before `model` is changed. If the
+    file has outputs for two inputs (`header.Trial`), the network must reproduce them, up to rounding. (Files of version
+    1 have none, so a `model` with ReLU instead of Hardtanh goes unnoticed.) The layers compute the same as the trained
+    ones in evaluation; their weights can't be trained any further.
 
     Args:
         path: a file written by `save_packed`.

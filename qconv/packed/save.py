@@ -54,15 +54,18 @@ def save_packed(
 ) -> None:
     """Write `model` to `path`, each weight in the bits of its scheme. The file is either complete or absent.
 
-    A binary weight takes one bit, ternary weights are stored five to a byte (1.6 bits each), all others take their own
-    number of bits; scales and all tensors that are not quantized are stored unchanged. `load_packed` returns a model
-    with the same outputs, bit for bit. Tensors that only training needs are left out: latent weights, surrogates,
-    quantizers of gradients, batch norm's count of batches. The file records the model's outputs for two inputs, of the
-    shape given by `pictures` or `example` or of a usual one that suits it: `load_packed` refuses another network with
-    the same tensors. Without that test it can't tell; a warning says so if no usual shape suits, or if the model can't
-    be copied. There is no test for a model of several inputs, in a dtype other than float32, or with outputs that move
-    by a quarter through rounding (an untrained one). A forward that also reads ``layer.weight``
-    gets the quantized weight after loading, and the latent one before; read ``layer.quantized_weight()`` instead.
+    A binary weight takes one bit, ternary weights are stored five to a byte (1.6 bits each), and all others take their
+    own number of bits. Scales and all tensors that are not quantized are stored unchanged. `load_packed` returns a
+    model with the same outputs, bit for bit. Tensors that only training needs are left out: latent weights, surrogates,
+    quantizers of gradients, batch norm's count of batches.
+
+    The file records the model's outputs for two inputs, so that `load_packed` refuses another network with the same
+    tensors. The inputs have the shape of `pictures` or `example`, or a usual one that the model accepts. If it accepts
+    none, or can't be copied, a warning says that there is no test. There is also none for a model with several inputs,
+    in a dtype other than float32, or with outputs that move by a quarter through rounding (an untrained one).
+
+    A forward that also reads ``layer.weight`` gets the quantized weight after loading, and the latent one before; read
+    ``layer.quantized_weight()`` instead.
 
     Args:
         model: a converted model, trained and at its final stage.
