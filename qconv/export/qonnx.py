@@ -6,7 +6,6 @@ own, which FINN takes away with it; a clamp that no code of a quantizer depends 
 into thresholds; pooling says its pads.
 """
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,12 @@ from ..ground.files import write_file
 from ..program import operations as ops
 from ..program.operations import Clamp, Operation, Program, Quantize, Sign, Size
 from ..program.plan import EDGES, QUOTIENT, form_of
+
+with needed("export to QONNX"):
+    from onnx import helper
+
+    from ..onnx.floats import attributes, padded, write_floats
+    from ..onnx.graph import Form, Graph
 
 _DOMAIN = "qonnx.custom_op.general"
 _OPSET, _IR = 17, 9  # which FINN and hls4ml read
@@ -37,8 +42,6 @@ def write(program: Program, path: Path, images: Tensor) -> None:
         ImportError: onnx is missing: ``pip install "qconv[qonnx]"``.
         ValueError: a quantizer's levels are uneven, or QONNX has no operator for an operation.
     """
-    with needed("export to QONNX"):
-        import onnx  # noqa: F401
     write_file(path, _Writer(program, (images.shape[2], images.shape[3])).model().SerializeToString())
 
 
@@ -82,15 +85,10 @@ def _without_idle_clamps(program: Program) -> list[Operation]:
 
 class _Writer:
     def __init__(self, program: Program, size: Size) -> None:
-        from onnx import helper, numpy_helper
-
-        self.helper, self.numpy_helper = helper, numpy_helper
-        self.program, self.sizes = program, program.sizes(size)
+        self.program, self.sizes, self.graph = program, program.sizes(size), Graph(Form(_OPSET))
         self.operations = _without_idle_clamps(program)
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
+        self.names = {0: "input"}
         self.inner: dict[str, str] = {}
-        self.origin = ""
 
     def model(self) -> Any:
         needed_ones = {self.program.output}
@@ -98,177 +96,91 @@ class _Writer:
             needed_ones |= {*self.operations[number].inputs} if number in needed_ones else set()
         for number in sorted(needed_ones - {0}):
             operation = self.operations[number]
-            self.origin = operation.origin
-            given = [self._name(place) for place in operation.inputs]
-            self._written(operation, self._name(number), given)
+            self.graph.origin = operation.origin
+            given = [self.names[place] for place in operation.inputs]
+            self.names[number] = self._written(operation, given)
             if isinstance(operation, Quantize | Sign):
-                self.inner |= {f"{number}.input": given[0], f"{number}.codes": self._name(number)}
-        last = self.program.output
-        helper = self.helper
+                self.inner |= {f"{number}.input": given[0], f"{number}.codes": self.names[number]}
+        last = self.names[self.program.output]
+        for node in self.graph.nodes:
+            for names in (node.input, node.output):
+                names[:] = ["output" if name == last else name for name in names]
+        self.inner = {key: "output" if name == last else name for key, name in self.inner.items()}
         ends = [
-            [helper.make_tensor_value_info(name, 1, of)]
-            for name, of in (("input", self._shape(0)), ("output", self._shape(last)))
+            [helper.make_tensor_value_info(name, 1, [1, self.operations[place].channels, *self.sizes[place]])]
+            for name, place in (("input", 0), ("output", self.program.output))
         ]
-        graph = helper.make_graph(self.nodes, "qconv", *ends, self.constants)
+        inputs, outputs = ends
+        graph = helper.make_graph(self.graph.nodes, "qconv", inputs, outputs, self.graph.constants)
         domains = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_DOMAIN, 1)]
         model = helper.make_model(graph, opset_imports=domains, producer_name="qconv", ir_version=_IR)
         helper.set_model_props(model, self.inner | {_FLAT: str(self.program.ranks[0] == 2)})
         return model
 
-    def _written(self, operation: Operation, name: str, given: list[str]) -> None:
-        """Add the nodes of an operation; the last gives the value `name`."""
+    def _written(self, operation: Any, given: list[str]) -> str:
+        """Add the nodes of an operation; return the name of its value."""
         match operation:
             case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
-                self._conv(operation, name, given)
+                return self._conv(operation, *given)
             case ops.Affine():
-                self._affine(given[0], name, operation.scale, operation.bias)
-            case ops.Add():
-                self._add("Add", given, name)
-            case ops.Multiply():
-                self._add("Mul", given, name)
-            case ops.PReLU():
-                self._add("PRelu", [*given, self._constant(f"{name}_slope", operation.slope.view(-1, 1, 1))], name)
-            case Clamp() if (operation.low, operation.high) == (0, torch.inf):
-                self._add("Relu", given, name)
-            case Clamp():
-                self._clip(given[0], name, operation.low, operation.high)
+                return self._affine(given[0], operation.scale, operation.bias)
             case Quantize():
-                self._quantize(operation, name, given[0])
-            case Sign():
-                # FINN wants a node of numbers before it, and folds it into the threshold.
-                shifted = self._affine(given[0], f"{name}_shifted", torch.ones_like(operation.edge), -operation.edge)
-                self._bipolar(shifted, name)
-            case ops.Take():
-                self._take(operation, name, given[0])
-            case ops.Select():
-                self._add("Gather", [*given, self._whole(f"{name}_index", operation.index.tolist())], name, axis=1)
-            case ops.Repeat():
-                scales = self._constant(f"{name}_scales", torch.tensor([1.0, 1.0, *operation.times]))
-                self._add("Resize", [*given, "", scales], name, **operation.resize)
-            case ops.Shuffle():
-                self._add("DepthToSpace", given, name, blocksize=operation.times, mode="CRD")
-            case ops.GELU():
-                root = self._constant(f"{name}_root", torch.tensor(math.sqrt(0.5)))
-                half = self._constant(f"{name}_half", torch.tensor(0.5))
-                erf = self._add("Erf", [self._add("Mul", [*given, root], f"{name}_inner")], f"{name}_erf")
-                shifted = self._add("Add", [self._add("Mul", [erf, half], f"{name}_scaled"), half], f"{name}_gate")
-                self._add("Mul", [*given, shifted], name)
-            case ops.SiLU():
-                self._add("Mul", [*given, self._add("Sigmoid", given, f"{name}_sigmoid")], name)
-            case ops.Sigmoid():
-                self._add("Sigmoid", given, name)
+                return self._quantize(operation, *given)
+            case Sign():  # FINN wants a node of numbers before it, and folds it into the threshold
+                return self._bipolar(self._affine(given[0], torch.ones_like(operation.edge), -operation.edge))
             case ops.Average() | ops.Maximum():
-                self._pool(operation, name, given)
-            case ops.LayerNorm():
-                (x,), eps = given, self._constant(f"{name}_eps", torch.tensor(operation.eps))
-                rest = self._add("Sub", [x, self._add("ReduceMean", [x], f"{name}_mean", axes=[1])], f"{name}_rest")
-                square = self._add("Mul", [rest, rest], f"{name}_square")
-                variance = self._add("ReduceMean", [square], f"{name}_variance", axes=[1])
-                root = self._add("Sqrt", [self._add("Add", [variance, eps], f"{name}_shifted")], f"{name}_root")
-                self._add("Div", [rest, root], name)
-            case ops.Mean():
-                self._add("GlobalAveragePool", given, name)
+                return self._pool(operation, *given)
             case _:
+                shapes = [(1, self.operations[place].channels) for place in operation.inputs]
+                if (name := write_floats(self.graph, operation, given, shapes)) is not None:
+                    return name
                 raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for QONNX")
 
-    def _conv(self, conv: Any, name: str, given: list[str]) -> None:
-        (x,), weight = given, self._constant(f"{name}_weight", conv.weight)
-        left, right, top, bottom = conv.window.padding
+    def _conv(self, conv: Any, x: str) -> str:
+        weight, window = self.graph.constant(conv.weight.float()), conv.window
         if isinstance(conv, ops.ConvBits):
-            weight = self._bipolar(weight, f"{name}_weight_q")
-            if conv.pad_value and any(conv.window.padding):
-                x = self._padded(x, f"{name}_padded", [0, 0, top, left, 0, 0, bottom, right], conv.pad_value)
-                left = right = top = bottom = 0
+            weight = self._bipolar(weight)
+            border = self.graph.constant(float(conv.pad_value)) if conv.pad_value else ""
+            x, window = padded(self.graph, x, window, border)
         elif isinstance(conv, ops.ConvCodes):
-            if bool((conv.weight.abs() == 1).all()):
-                weight = self._bipolar(weight, f"{name}_weight_q")
-            else:
-                low, high = int(conv.weight.min()), int(conv.weight.max())
-                weight = self._quant(weight, f"{name}_weight_q", min(low, -1), max(high, 1))
-        window: dict[str, Any] = {"kernel_shape": conv.window.kernel, "strides": conv.window.stride}
-        window |= {"dilations": conv.window.dilation, "pads": [top, left, bottom, right], "group": conv.groups}
-        self._add("Conv", [x, weight], name, **window)
+            low, high = min(int(conv.weight.min()), -1), max(int(conv.weight.max()), 1)
+            is_signs = bool((conv.weight.abs() == 1).all())
+            weight = self._bipolar(weight) if is_signs else self._quant(weight, low, high)
+        return self.graph.node("Conv", x, weight, group=conv.groups, **attributes(window))
 
-    def _affine(self, x: str, name: str, scale: Tensor, bias: Tensor) -> str:
+    def _affine(self, x: str, scale: Tensor, bias: Tensor) -> str:
         """Batch norm, because hls4ml refuses a product with a number for each channel."""
-        zeros, ones = torch.zeros_like(scale), torch.ones_like(scale)
-        numbers = {"scale": scale, "bias": bias, "mean": zeros, "variance": ones}
-        given = [x, *(self._constant(f"{name}_{key}", of_channels) for key, of_channels in numbers.items())]
-        return self._add("BatchNormalization", given, name, epsilon=0.0)
+        numbers = scale, bias, torch.zeros_like(scale), torch.ones_like(scale)
+        constants = (self.graph.constant(of_channels.float()) for of_channels in numbers)
+        return self.graph.node("BatchNormalization", x, *constants, epsilon=0.0)
 
-    def _quantize(self, quantize: Quantize, name: str, x: str) -> None:
-        low, high = quantize.ends
+    def _quantize(self, quantize: Quantize, x: str) -> str:
+        node, constant, (low, high) = self.graph.node, self.graph.constant, quantize.ends
         form, factor = form_of(quantize, low, high)
         if form == EDGES:
             raise ValueError(f"'{quantize.origin}': its levels are uneven, and QONNX's Quant has even ones alone")
         if factor != 1:
-            factor = self._constant(f"{name}_step", torch.tensor(factor))
-            x = self._add("Div" if form == QUOTIENT else "Mul", [x, factor], f"{name}_scaled")
+            x = node("Div" if form == QUOTIENT else "Mul", x, constant(factor))
         half, bits = _half_and_bits(low, high)
         if (low, high) not in ((0, (1 << bits) - 1), (-half, half - 1), (1 - half, half - 1)):
-            x = self._clip(x, f"{name}_clipped", low, high)
-        if low == 0:
-            x = self._add("Relu", [x], f"{name}_relu")
-        self._quant(x, name, low, high)
+            x = node("Clip", x, constant(float(low)), constant(float(high)))
+        return self._quant(node("Relu", x) if low == 0 else x, low, high)
 
-    def _quant(self, x: str, name: str, low: int, high: int) -> str:
+    def _quant(self, x: str, low: int, high: int) -> str:
         """Whole numbers in the fewest bits, without a zero point: QONNX would add it before it rounds."""
         half, bits = _half_and_bits(low, high)
-        given = [x]
-        for key, number in (("one", 1.0), ("zero", 0.0), ("bits", bits)):
-            given.append(self._constant(f"{name}_{key}", torch.tensor(float(number))))
+        numbers = map(self.graph.constant, (1.0, 0.0, float(bits)))
         how = {"signed": int(low < 0), "narrow": int(0 < -low < half), "rounding_mode": "ROUND"}
-        return self._add("Quant", given, name, _DOMAIN, **how)
+        return self.graph.node("Quant", x, *numbers, domain=_DOMAIN, **how)
 
-    def _bipolar(self, x: str, name: str) -> str:
-        return self._add("BipolarQuant", [x, self._constant(f"{name}_one", torch.tensor(1.0))], name, _DOMAIN)
+    def _bipolar(self, x: str) -> str:
+        return self.graph.node("BipolarQuant", x, self.graph.constant(1.0), domain=_DOMAIN)
 
-    def _take(self, take: ops.Take, name: str, x: str) -> None:
-        rest = take.channels - take.first - self.operations[take.inputs[0]].channels
-        if take.stride != (1, 1):
-            numbers = {"starts": (0, 0), "ends": (2**31 - 1,) * 2, "axes": (2, 3), "steps": take.stride}
-            given = [x, *(self._whole(f"{name}_{key}", number) for key, number in numbers.items())]
-            x = self._add("Slice", given, f"{name}_strided")
-        self._padded(x, name, [0, take.first, 0, 0, 0, rest, 0, 0], 0.0)
-
-    def _pool(self, pool: Any, name: str, given: list[str]) -> None:
-        left, right, top, bottom = pool.window.reached(self.sizes[pool.inputs[0]])
-        window = {"kernel_shape": pool.window.kernel, "strides": pool.window.stride, "pads": [top, left, bottom, right]}
+    def _pool(self, pool: Any, x: str) -> str:
+        window = pool.window._replace(padding=pool.window.reached(self.sizes[pool.inputs[0]]), dilation=(1, 1))
         if isinstance(pool, ops.Average):
-            self._add("AveragePool", given, name, **window, ceil_mode=0, count_include_pad=0)
-        else:
-            self._add("MaxPool", given, name, **window, ceil_mode=0, dilations=[1, 1])
-
-    def _padded(self, x: str, name: str, pads: list[int], value: float) -> str:
-        numbers = self._whole(f"{name}_pads", pads), self._constant(f"{name}_value", torch.tensor(float(value)))
-        return self._add("Pad", [x, *numbers], name)
-
-    def _clip(self, x: str, name: str, low: float, high: float) -> str:
-        ends = {"low": low, "high": high}
-        given = [self._constant(f"{name}_{key}", torch.tensor(float(end))) for key, end in ends.items()]
-        return self._add("Clip", [x, *given], name)
-
-    def _add(self, kind: str, given: list[str], output: str, domain: str = "", **how: Any) -> str:
-        """Add a node; return the name of its value."""
-        node = self.helper.make_node(kind, given, [output], f"{output}_{kind}", self.origin, domain, **how)
-        self.nodes.append(node)
-        return output
-
-    def _whole(self, name: str, values: Any) -> str:
-        return self._held(name, torch.tensor(values, dtype=torch.int64))
-
-    def _constant(self, name: str, values: Tensor) -> str:
-        return self._held(name, values.float())
-
-    def _held(self, name: str, values: Tensor) -> str:
-        self.constants.append(self.numpy_helper.from_array(values.detach().contiguous().numpy(), name))
-        return name
-
-    def _name(self, number: int) -> str:
-        return "output" if number == self.program.output else f"v{number}" if number else "input"
-
-    def _shape(self, number: int) -> list[int]:
-        return [1, self.operations[number].channels, *self.sizes[number]]
+            return self.graph.node("AveragePool", x, **attributes(window), ceil_mode=0, count_include_pad=0)
+        return self.graph.node("MaxPool", x, **attributes(window), ceil_mode=0, dilations=[1, 1])
 
 
 def _half_and_bits(low: int, high: int) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """A program as an ONNX graph: which nodes each operation becomes."""
 
-import math
 from typing import Any
 
 import torch
@@ -9,13 +8,13 @@ from torch import Tensor
 
 from ..program import operations as ops
 from ..program.edges import are_edges_of, float_at, place_of
-from ..program.operations import Program, Window
-from .functions import normalized, write_function
+from ..program.operations import Program
+from .floats import attributes, padded, write_floats, write_take
+from .functions import write_function
 from .graph import Form, Graph
 from .integers import Chains, Integers, computed, is_even, may_saturate, roundings
 
 _NUDGES = sorted(range(-4, 5), key=abs)  # floats beside a step, among which one with the right edges is searched
-_NONE = 0, 0, 0, 0
 
 
 class Writer:
@@ -85,7 +84,8 @@ class Writer:
         elif isinstance(operation, ops.Sign):
             self._sign(place, operation)
         elif isinstance(operation, ops.Take) and self.rounded.get(place, 0) == self.rounded.get(operation.inputs[0]):
-            self.codes[place] = self._take(operation, self.codes[operation.inputs[0]], self.rounded[place][1])
+            given, zero = operation.inputs[0], self._code(self.rounded[place][1])
+            self.codes[place] = write_take(self.graph, operation, self.codes[given], self.shapes[given][1], zero)
         else:
             name = self._float(place, operation, [self.read(given) for given in operation.inputs])
             if place in self.rounded:
@@ -185,7 +185,8 @@ class Writer:
 
     def _convolved(self, place: int, found: Integers) -> str:
         """Write a convolution between codes."""
-        graph, conv, coder = self.graph, self.operations[found.chain[0]], self.operations[place]
+        graph, coder = self.graph, self.operations[place]
+        conv: Any = self.operations[found.chain[0]]
         given, graph.origin = conv.inputs[0], conv.origin
         before: Any = self.operations[given]
         zero_in = self._shift(given) + (1 if isinstance(before, ops.Sign) else getattr(conv, "zero", 0))
@@ -195,7 +196,9 @@ class Writer:
             getattr(coder, "zero", 1) + self._shift(place),
         )
         pad_value = getattr(conv, "pad_value", 0)
-        codes, window = self._padded(self.codes[given], conv, self._code(zero_in + pad_value) if pad_value else "")
+        codes, window = padded(
+            graph, self.codes[given], conv.window, self._code(zero_in + pad_value) if pad_value else ""
+        )
         scale = (found.scale * step / step_in).float()
         none = torch.zeros(len(scale), dtype=torch.int8)
         whole, codes = self._in_eight_bits(found.weight, codes)
@@ -203,7 +206,7 @@ class Writer:
         values = [self._linear("Dequantize", codes, step_in, zero_in)]
         for name, scales, zeros in ((weight, scale, none), (bias, scale * step_in, none.int())):
             values.append(graph.node("DequantizeLinear", name, *map(graph.constant, (scales, zeros)), axis=0))
-        name = graph.node("Conv", *values, group=conv.groups, **_attributes(window))  # pyright: ignore
+        name = graph.node("Conv", *values, group=conv.groups, **attributes(window))
         highest = self._levels(given)[1] + 128 * self.form.signed  # ONNX Runtime makes them uint8
         if may_saturate(whole, highest):
             self.saturating[conv.origin] = None
@@ -238,40 +241,16 @@ class Writer:
                     is_float = isinstance(self.operations[operation.inputs[0]], ops.ConvFloats)
                     name = node("Mul", *((name, scale) if is_float else (scale, name)))
                 return node("Add", name, graph.channels(operation.bias)) if operation.bias.any() else name
-            case ops.Add() | ops.Multiply():
-                return node("Add" if isinstance(operation, ops.Add) else "Mul", *given)
-            case ops.PReLU():
-                return node("PRelu", *given, graph.constant(operation.slope.float().view(-1, 1, 1)))
             case ops.Clamp(low=0, high=torch.inf):  # codes without negative numbers have its zeros themselves
                 is_done = place in self.rounded and self.rounded[place][1] == self.ends[0]
                 return given[0] if is_done else node("Relu", *given)
-            case ops.Clamp():
-                ends = operation.low, operation.high
-                return node("Clip", *given, *("" if abs(end) == torch.inf else graph.constant(end) for end in ends))
-            case ops.Take():
-                return self._take(operation, given[0])
-            case ops.Select():
-                return node("Gather", *given, graph.constant(operation.index), axis=1)
-            case ops.Repeat():
-                scales = graph.constant(torch.tensor([1.0, 1.0, *operation.times]))
-                return node("Resize", *given, "", scales, **operation.resize)
-            case ops.Shuffle():
-                return node("DepthToSpace", *given, blocksize=operation.times, mode="CRD")
-            case ops.GELU():
-                curve, half = node("Erf", node("Mul", *given, graph.constant(math.sqrt(0.5)))), graph.constant(0.5)
-                return node("Mul", *given, node("Add", node("Mul", curve, half), half))
-            case ops.Sigmoid():
-                curve = node("Sigmoid", *given)
-                return node("Mul", *given, curve) if isinstance(operation, ops.SiLU) else curve
             case ops.Average() | ops.Maximum():
                 kind = "AveragePool" if isinstance(operation, ops.Average) else "MaxPool"
-                return node(kind, *given, ceil_mode=int(operation.window.ceil), **_attributes(operation.window))
-            case ops.LayerNorm():
-                return normalized(graph, given[0], [1], operation.eps)
-            case ops.Mean():
-                return node("GlobalAveragePool", *given)
+                return node(kind, *given, ceil_mode=int(operation.window.ceil), **attributes(operation.window))
             case _:
                 shapes = [self.shapes[place] for place in operation.inputs]
+                if (name := write_floats(graph, operation, given, shapes)) is not None:
+                    return name
                 return write_function(graph, operation, [self._guarded(place) for place in operation.inputs], shapes)
 
     def _sums(self, conv: Any) -> str:
@@ -279,34 +258,8 @@ class Writer:
         if zero := getattr(conv, "zero", 0):
             given = graph.node("Sub", given, graph.constant(float(zero)))
         pad_value = float(getattr(conv, "pad_value", 0))
-        given, window = self._padded(given, conv, graph.constant(pad_value) if pad_value else "")
-        return graph.node("Conv", given, graph.weight(conv.weight), group=conv.groups, **_attributes(window))
-
-    def _padded(self, name: str, conv: Any, value: str) -> tuple[str, Window]:
-        """Pad with a value that is not 0; return the window that is left."""
-        left, right, top, bottom = conv.window.padding
-        if not value or not any(conv.window.padding):
-            return name, conv.window
-        sides = self.graph.constant([0, 0, top, left, 0, 0, bottom, right], "int64")
-        return self.graph.node("Pad", name, sides, value), conv.window._replace(padding=_NONE)
-
-    def _take(self, take: ops.Take, name: str, zero: int | None = None) -> str:
-        node, constant = self.graph.node, self.graph.constant
-        last = take.channels - take.first - self.shapes[take.inputs[0]][1]
-        if take.stride != (1, 1):
-            name = node(
-                "Slice", name, *(constant(part, "int64") for part in ([0, 0], [2**62] * 2, [2, 3], [*take.stride]))
-            )
-        if not take.first and not last:
-            return name
-        value = () if zero is None else (self._code(zero),)
-        return node("Pad", name, constant([0, take.first, 0, 0, 0, last, 0, 0], "int64"), *value)
-
-
-def _attributes(window: Window) -> dict[str, Any]:
-    left, right, top, bottom = window.padding
-    found: dict[str, Any] = dict(kernel_shape=window.kernel, strides=window.stride, pads=[top, left, bottom, right])
-    return found if window.dilation == (1, 1) else {**found, "dilations": window.dilation}
+        given, window = padded(graph, given, conv.window, graph.constant(pad_value) if pad_value else "")
+        return graph.node("Conv", given, graph.weight(conv.weight), group=conv.groups, **attributes(window))
 
 
 def _line_of(coder: ops.Quantize) -> tuple[float | None, float] | None:
