@@ -10,7 +10,7 @@ from torch import Tensor
 from ..program import operations as ops
 from ..program.edges import are_edges_of, float_at, place_of
 from ..program.operations import Program, Window
-from .functions import normalized, write_function
+from .functions import gated, normalized, write_function
 from .graph import Form, Graph
 from .integers import Chains, Integers, computed, is_even, may_saturate, roundings
 
@@ -260,9 +260,10 @@ class Writer:
             case ops.GELU():
                 curve, half = node("Erf", node("Mul", *given, graph.constant(math.sqrt(0.5)))), graph.constant(0.5)
                 return node("Mul", *given, node("Add", node("Mul", curve, half), half))
+            case ops.SiLU():
+                return gated(graph, *given, *given)
             case ops.Sigmoid():
-                curve = node("Sigmoid", *given)
-                return node("Mul", *given, curve) if isinstance(operation, ops.SiLU) else curve
+                return node("Sigmoid", *given)
             case ops.Average() | ops.Maximum():
                 kind = "AveragePool" if isinstance(operation, ops.Average) else "MaxPool"
                 return node(kind, *given, ceil_mode=int(operation.window.ceil), **_attributes(operation.window))
