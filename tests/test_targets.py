@@ -22,6 +22,7 @@ import qconv
 from qconv import schemes
 from qconv.cli.export import OTHERS
 from qconv.cli.verify import INTERPRETERS
+from qconv.export.comparison import CodesCheck, ExportVerification
 from qconv.export.requantization import requantized
 from qconv.export.targets import TARGETS, run
 from qconv.inference.build import build
@@ -293,6 +294,15 @@ def test_codes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert not found.agrees
     assert found.layers[0].own > 0
     assert f"not equal: {found.layers[0].own:,} codes of 'stages.0.0.conv1' are not those" in str(found)
+
+
+def test_why_floats_differ_depends_on_the_target() -> None:
+    layer = CodesCheck("last", codes=1, floats=1.0, largest=1.0)
+    for target, why in (("litert", "with round_outputs"), ("openvino", "without VNNI"), ("qonnx", "")):
+        text = str(ExportVerification(target, (layer,), 0, 1, 1.0, 1.0, {}))
+        assert "not equal: floats before 'last' differ by 1.0e+00, more than by the order of sums" in text
+        assert why in text
+        assert ("round_outputs" in text) == (target == "litert")
 
 
 @pytest.mark.parametrize("target", EACH)
