@@ -169,7 +169,8 @@ class _Writer:
             case ops.Mean():
                 self._add("GlobalAveragePool", given, name)
             case _:
-                raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for QONNX")
+                what = getattr(operation, "function", type(operation).__name__)
+                raise ValueError(f"'{operation.origin}': {what} can't be written for QONNX")
 
     def _conv(self, conv: Any, name: str, given: list[str]) -> None:
         (x,), weight = given, self._constant(f"{name}_weight", conv.weight)
