@@ -359,7 +359,9 @@ def test_attention_of_numbers_that_lie_apart(tmp_path: Path) -> None:
     frozen = freeze(model, example=x)
     assert not frozen.untraced
     torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
-    qconv.export(model, path := tmp_path / "heads.pt2", to="pt2", images=x)
+    program = qconv.export(model, path := tmp_path / "heads.pt2", to="pt2", images=x)
+    assert program is not None
+    assert program.size == (16, 16)  # torch runs it, and its file takes images of one size
     assert qconv.verify_export(model, path, x).difference < 1e-5
 
 
