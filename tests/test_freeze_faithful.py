@@ -339,6 +339,32 @@ def test_images_are_counted_behind_windows(tmp_path: Path) -> None:
         assert qconv.export_onnx(model, tmp_path / "windows.onnx", x).close == 4
 
 
+class OfHeads(nn.Module):
+    """Attention, whose layers before it are convolutions in the program: the numbers of a head lie apart there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm, self.parts = nn.Conv2d(1, 16, 4, 4), nn.LayerNorm(16), nn.Linear(16, 48)
+        self.tail = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))
+        parts = self.parts(tokens).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return self.tail(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2).mean(1))
+
+
+def test_attention_of_numbers_that_lie_apart(tmp_path: Path) -> None:
+    """torch's kernel for CPUs computes other numbers of them, without a word."""
+    model = trained(OfHeads(), schemes.bwn(), x := torch.randn(4, 1, 16, 16))
+    frozen = freeze(model, example=x)
+    assert not frozen.untraced
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+    program = qconv.export(model, path := tmp_path / "heads.pt2", to="pt2", images=x)
+    assert program is not None
+    assert program.size == (16, 16)  # torch runs it, and its file takes images of one size
+    assert qconv.verify_export(model, path, x).difference < 1e-5
+
+
 ROWS = torch.linspace(0.5, 2, 8).view(8, 1, 1)
 OF_PIXELS: dict[str, Callable[[Tensor], Tensor]] = {
     "norm of columns": lambda x: F.layer_norm(x.transpose(2, 3), (8,)).transpose(2, 3),

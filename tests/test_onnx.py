@@ -521,6 +521,19 @@ def test_functions(name: str) -> None:
         torch.testing.assert_close(torch.from_numpy(got), program.run(input).float(), rtol=1e-4, atol=1e-5)
 
 
+def test_gates_keep_the_sign() -> None:
+    """Signs may follow: those of numbers as small as torch has them are not the sign of 0."""
+    input = torch.linspace(-80, 80, 6 * 48).view(1, 6, 6, 8)
+    silu = Program(6)
+    silu.outputs = (silu.add(ops.SiLU(channels=6, inputs=(0,))),)
+    for program in (silu, of_functions("silu"), of_functions("glu")):
+        program.size = (6, 8)
+        content = written_as(program, input)[1].SerializeToString()
+        (got,) = load(content, 1).run(None, {"input": input.numpy()})
+        assert torch.equal(torch.from_numpy(got).signbit(), program.run(input).signbit())
+        torch.testing.assert_close(torch.from_numpy(got), program.run(input), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 @pytest.mark.parametrize("scheme", [schemes.bwn(), schemes.lsq(4, 4), schemes.adabin()], ids=lambda scheme: scheme.name)
 def test_padding_modes(scheme: Scheme, mode: Any, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
             name = "model_qonnx" if options.to == "qonnx" else "model"  # beside ONNX's model.onnx
             out = options.out or folder / f"{name}{TARGETS[options.to].suffix}"
             program, left = exported(model, out, options.to, example, **chosen)
-            is_any = options.to == "program" and program is not None and program.size is None
+            is_any = options.to in ("program", "pt2") and program is not None and program.size is None
             size = "any height and width" if is_any else "{} x {} pixels".format(*example.shape[2:])
             print(f"takes images of {example.shape[1]} channels and {size}")
             if left:

@@ -143,7 +143,8 @@ class _Writer:
                 return nodes.mvn(x, self._whole([1]), True, operation.eps, "inside_sqrt")
             case ops.Mean():
                 return nodes.reduce_mean(x, self._whole([2, 3]), True)
-        raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for OpenVINO")
+        what = getattr(operation, "function", type(operation).__name__)
+        raise ValueError(f"'{operation.origin}': {what} can't be written for OpenVINO")
 
     def _conv(self, conv: Any, x: Any) -> Any:
         """A convolution; one of signs and codes in 8 bits, with padding that isn't 0 in front of the codes."""

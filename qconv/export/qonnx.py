@@ -134,7 +134,8 @@ class _Writer:
                 shapes = [(1, self.operations[place].channels) for place in operation.inputs]
                 if (name := write_floats(self.graph, operation, given, shapes)) is not None:
                     return name
-                raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for QONNX")
+                what = getattr(operation, "function", type(operation).__name__)
+                raise ValueError(f"'{operation.origin}': {what} can't be written for QONNX")
 
     def _conv(self, conv: Any, x: str) -> str:
         weight, window = self.graph.constant(conv.weight.float()), conv.window

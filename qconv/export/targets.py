@@ -1,5 +1,6 @@
 """The targets: what writes a trained model as the file of another runtime, and what runs it there."""
 
+import copy
 import inspect
 import os
 import warnings
@@ -116,6 +117,9 @@ def exported(
         sizes = {0: torch.export.Dim("batch")}
         if module is not frozen and program.size is None:
             sizes |= dict.fromkeys(range(2, two.ndim), torch.export.Dim.DYNAMIC)
+        else:
+            program = copy.copy(program)
+            program.size = tuple(two.shape[2:])
         exported = torch.export.export(module, (two,), dynamic_shapes=(sizes,))
         with atomic_file(path) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No complete tensor")  # of weights in channels_last, which are whole

@@ -32,6 +32,7 @@ _ALONG_LAST = "addmm", "mm", "linear", "native_layer_norm"  # which find the pix
 _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
 _OF_MEMORY = (  # what they return, or whether they do, depends on strides
     *("as_strided", "view_as_complex", "view.dtype", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    "_scaled_dot_product_flash_attention_for_cpu",
 )
 Lowered = Callable[..., int | None]
 

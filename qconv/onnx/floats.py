@@ -8,7 +8,7 @@ import torch
 
 from ..program import operations as ops
 from ..program.operations import Window
-from .functions import normalized
+from .functions import gated, normalized
 from .graph import Graph
 
 
@@ -40,9 +40,10 @@ def write_floats(graph: Graph, operation: Any, given: Sequence[str], shapes: Seq
         case ops.GELU():
             curve, half = node("Erf", node("Mul", *given, graph.constant(math.sqrt(0.5)))), graph.constant(0.5)
             return node("Mul", *given, node("Add", node("Mul", curve, half), half))
+        case ops.SiLU():
+            return gated(graph, *given, *given)
         case ops.Sigmoid():
-            curve = node("Sigmoid", *given)
-            return node("Mul", *given, curve) if isinstance(operation, ops.SiLU) else curve
+            return node("Sigmoid", *given)
         case ops.LayerNorm():
             return normalized(graph, given[0], [1], operation.eps)
         case ops.Mean():

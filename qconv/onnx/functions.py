@@ -182,7 +182,7 @@ def _split(c: _Call) -> str:
 def _glu(c: _Call) -> str:
     (dim,) = c.dims(c.dim)
     first, second = (c("Slice", c.x, [at], [at + c.shape[dim] // 2], [dim]) for at in (0, c.shape[dim] // 2))
-    return c("Mul", first, c("Sigmoid", second))
+    return gated(c.graph, first, second)
 
 
 _MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}  # of torch's padding
@@ -287,6 +287,11 @@ def _convolution(c: _Call) -> str | None:
     return c("ConvTranspose" if c.transposed else "Conv", *names, group=c.groups, **own)
 
 
+def gated(graph: Graph, x: str, gate: str) -> str:
+    """Add ``x / (1 + e^−gate)``, whose sign is that of x: ONNX Runtime's Sigmoid (1.32) is 0 below −18."""
+    return graph.node("Div", x, graph.node("Add", graph.node("Exp", graph.node("Neg", gate)), graph.constant(1.0)))
+
+
 def normalized(graph: Graph, x: str, axes: list[int], eps: float) -> str:
     """Add ``(x − mean) / √(var + eps)`` over some axes."""
     centred = graph.node("Sub", x, graph.reduced("ReduceMean", x, axes))
@@ -379,7 +384,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **dict(hardtanh=_clip("min_val", "max_val"), gelu=_gelu),
     "hardsigmoid": lambda c: c("HardSigmoid", c.x, alpha=1 / 6, beta=0.5),
     "hardswish": lambda c: c("Mul", c.x, c("HardSigmoid", c.x, alpha=1 / 6, beta=0.5)),
-    "silu": lambda c: c("Mul", c.x, c("Sigmoid", c.x)),
+    "silu": lambda c: gated(c.graph, c.x, c.x),
     "mish": lambda c: c("Mul", c.x, c("Tanh", c("Softplus", c.x))),
     "softplus": lambda c: c("Softplus", c.x) if c.beta == 1 else None,
     "elu": lambda c: c("Elu", c.x, alpha=float(c.alpha)) if c.scale == c.input_scale == 1 else None,

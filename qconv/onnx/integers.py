@@ -254,17 +254,12 @@ def slopes(levels: Levels, shift: Tensor) -> tuple[Tensor, Tensor]:
     return first, last
 
 
-def computed(program: Program, images: Tensor) -> list[Tensor]:
-    """Return the values of all operations, with sums of floats in torch's order, which is fast."""
-    values = [images]
-    for operation in program.operations[1:]:
-        given, window = [values[place] for place in operation.inputs], getattr(operation, "window", None)
-        if isinstance(operation, ops.ConvFloats) and window is not None:
-            padded = F.pad(given[0], window.padding)
-            values.append(F.conv2d(padded, operation.weight, None, window.stride, 0, window.dilation, operation.groups))
-        else:
-            values.append(operation.run(*given))
-    return values
+def fast(operation: Operation, *values: Tensor) -> Tensor:
+    """Return what `Operation.run` does, with sums of floats in torch's order."""
+    if not isinstance(operation, ops.ConvFloats):
+        return operation.run(*values)
+    window, x = operation.window, F.pad(values[0], operation.window.padding)
+    return F.conv2d(x, operation.weight, None, window.stride, 0, window.dilation, operation.groups)
 
 
 def roundings(program: Program, example: Tensor, chains: Chains, signed: bool) -> dict[int, tuple[float, int]]:
@@ -278,7 +273,7 @@ def roundings(program: Program, example: Tensor, chains: Chains, signed: bool) -
     operations, found = program.operations, dict[int, tuple[float, int]]()
     lows, highs = [0.0] * len(operations), [0.0] * len(operations)
     for batch in example.split(16):  # all values of a batch are held
-        values = computed(program, batch)
+        values = program.values(batch, fast)
         lows = [min(low, float(value.min())) for low, value in zip(lows, values, strict=True)]
         highs = [max(high, float(value.max())) for high, value in zip(highs, values, strict=True)]
 

@@ -12,7 +12,7 @@ from ..program.operations import Program
 from .floats import attributes, padded, write_floats, write_take
 from .functions import write_function
 from .graph import Form, Graph
-from .integers import Chains, Integers, computed, is_even, may_saturate, roundings
+from .integers import Chains, Integers, fast, is_even, may_saturate, roundings
 
 _NUDGES = sorted(range(-4, 5), key=abs)  # floats beside a step, among which one with the right edges is searched
 
@@ -36,7 +36,7 @@ class Writer:
         self.operations, self.form, self.graph, self.chains = program.operations, form, Graph(form), Chains(program)
         self.is_signal = example.ndim == 3  # of which the program takes images of one row
         example = ops.as_images(example)
-        self.shapes = [tuple(value.shape) for value in computed(program, torch.cat([example[:1]] * 2))]
+        self.shapes = [tuple(value.shape) for value in program.values(torch.cat([example[:1]] * 2), fast)]
         self.rounded = roundings(program, example, self.chains, form.signed) if round_outputs else {}
         self.kind, self.ends = (torch.int8, (-128, 127)) if form.signed else (torch.uint8, (0, 255))
         input = self.graph.node("Unsqueeze", "input", self.graph.constant([2], "int64")) if self.is_signal else "input"
