@@ -147,7 +147,8 @@ class _Writer:
             low, high = min(int(conv.weight.min()), -1), max(int(conv.weight.max()), 1)
             is_signs = bool((conv.weight.abs() == 1).all())
             weight = self._bipolar(weight) if is_signs else self._quant(weight, low, high)
-        return self.graph.node("Conv", x, weight, group=conv.groups, **attributes(window))
+        how = attributes(window) | {"dilations": window.dilation}  # which qonnx (1.0) requires
+        return self.graph.node("Conv", x, weight, group=conv.groups, **how)
 
     def _affine(self, x: str, scale: Tensor, bias: Tensor) -> str:
         """Batch norm, because hls4ml refuses a product with a number for each channel."""
