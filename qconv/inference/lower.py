@@ -79,7 +79,7 @@ def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor, chosen
     height, width = sample.shape[2:]
     half = max(height // 2, 1), width // 2
     heights = (1 + _flipped(height - 1), _flipped(height)) if height > 1 else (1, 1)  # a signal has one row
-    for size in ((heights[0], 1 + _flipped(width - 1)), (heights[1], _flipped(width)), half):
+    for size in (half, (heights[0], 1 + _flipped(width - 1)), (heights[1], _flipped(width))):  # the fastest first
         try:
             other = _Lowering(network, F.interpolate(sample[:1], size), chosen).run()
         except Exception:  # noqa: BLE001  # a network may take one size only, and raise anything
