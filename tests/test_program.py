@@ -462,6 +462,19 @@ def test_what_c_has_no_operation_for_runs_by_torch(bnn: FrozenModel, tmp_path: P
         assert torch.equal(copy.deepcopy(bnn)(x), planned)
 
 
+@pytest.mark.parametrize("function", [nn.SiLU(), nn.GELU(), nn.Sigmoid(), nn.AvgPool2d(8)], ids=str)
+def test_gradients_and_autocast_are_torchs(function: nn.Module) -> None:
+    x = 10 * torch.randn(2, 3, 8, 8)
+    model = trained(nn.Sequential(nn.Conv2d(3, 8, 1), function, nn.Conv2d(8, 4, 1)), schemes.bwn(), x, skip=["0"])
+    frozen = build(model, x)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    for network, input in zip((model, frozen), inputs, strict=True):
+        network(input).square().sum().backward()
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(frozen(x), model(x), rtol=0.02, atol=0.02 * float(model(x).abs().max()))
+
+
 @pytest.mark.nightly
 def test_many_multiplications_of_floats_with_signs_are_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, x = network("bwn"), torch.randn(2, 3, 16, 16)

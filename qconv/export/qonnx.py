@@ -130,6 +130,8 @@ class _Writer:
                 return self._bipolar(self._affine(given[0], torch.ones_like(operation.edge), -operation.edge))
             case ops.Average() | ops.Maximum():
                 return self._pool(operation, *given)
+            case ops.SiLU():  # without Exp, which hls4ml (1.3) does not read
+                return self.graph.node("Mul", *given, self.graph.node("Sigmoid", *given))
             case _:
                 shapes = [(1, self.operations[place].channels) for place in operation.inputs]
                 if (name := write_floats(self.graph, operation, given, shapes)) is not None:

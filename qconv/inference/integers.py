@@ -198,7 +198,10 @@ class Encode(nn.Module):
 
 
 class Shifts(Quantized):
-    """A trained layer of powers of two on fixed-point numbers: its sums, exact in float64, are rounded once."""
+    """A trained layer of powers of two on fixed-point numbers: sums in float64, rounded once.
+
+    They are exact if the scales are powers of two, as those of fixed-point numbers.
+    """
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
@@ -206,16 +209,18 @@ class Shifts(Quantized):
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer's output."""
-        layer: Any = self.layer
-        images = input.unsqueeze(0) if input.ndim == layer.weight.ndim - 1 != 1 else input
-        bias = None if layer.bias is None else layer.bias.double()
-        output = self.product(self.input(images).double(), self.weight, bias, images).float()
-        return output if images is input else output.squeeze(0)
+        return self._added(input, torch.float64).float()
 
     def on_floats(self, input: Tensor) -> Tensor:
         """The same with sums of float32, for runtimes without float64."""
+        return self._added(input, torch.float32)
+
+    def _added(self, input: Tensor, dtype: torch.dtype) -> Tensor:
         layer: Any = self.layer
-        return self.product(self.input(input), cast(Tensor, self.weight).float(), layer.bias, input)
+        images = input.unsqueeze(0) if input.ndim == layer.weight.ndim - 1 != 1 else input
+        bias = None if layer.bias is None else layer.bias.to(dtype)
+        output = self.product(self.input(images).to(dtype), cast(Tensor, self.weight).to(dtype), bias, images)
+        return output if images is input else output.squeeze(0)
 
 
 def scale_map(

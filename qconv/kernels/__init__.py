@@ -1,1 +1,1 @@
-"""Operators of integer inference and of signs in training: definitions, and their C and oneDNN kernels."""
+"""Operators on signs and codes: definitions, and their C and oneDNN kernels."""

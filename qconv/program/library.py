@@ -12,27 +12,33 @@ from torch.utils._pytree import tree_map
 from ..kernels.operators import pack_weight
 from ..kernels.window import Window as Geometry
 from .operations import (
+    GELU,
     Affine,
+    Average,
     ConvBits,
     ConvCodes,
     ConvFloats,
     Function,
     Given,
     Images,
+    Maximum,
     Mean,
     Operation,
     PReLU,
     Program,
     Quantize,
     Select,
+    Sigmoid,
     Sign,
+    SiLU,
+    Window,
 )
 from .plan import form_of
 from .signs import sign_conv
 
 
 class Library(nn.Module):
-    """A program as modules: its definition, but for floats, which torch adds up in an order of its own.
+    """A program as modules: its definition, but for floats, which torch's own functions compute, with gradients.
 
     A convolution of floats or signs takes in the scale and bias behind it.
 
@@ -93,11 +99,21 @@ def _step(operation: Operation, affine: Any) -> nn.Module:
         return _Round(operation)
     if isinstance(operation, Affine | PReLU | Select | Sign):
         return _WithTensors(operation)
-    return _Defined(_mean if isinstance(operation, Mean) else operation.run)
+    if isinstance(operation, Average | Maximum) and _is_symmetric(operation.window):
+        return _Pool(operation)
+    return _Defined(_LIBRARIES.get(type(operation), operation.run))
 
 
 def _mean(x: Tensor) -> Tensor:
     return x.mean((2, 3), keepdim=True)
+
+
+_LIBRARIES: dict[type[Operation], Callable[..., Tensor]] = {
+    Mean: _mean,
+    Sigmoid: torch.sigmoid,
+    SiLU: F.silu,
+    GELU: F.gelu,
+}
 
 
 class _Defined(nn.Module):
@@ -150,9 +166,9 @@ class _Bits(nn.Module):
 
 
 class _Codes(nn.Module):
-    """Sums of codes, exact: in float32 if none can reach 2^24, else in float64.
+    """Sums of codes, exact: on a CPU in float32 if none can reach 2^24, else in float64.
 
-    So they are on a GPU, whose library may choose a convolution by transforms, which rounds.
+    A GPU's library may choose a convolution by transforms, which rounds.
     """
 
     weight: Tensor
@@ -162,13 +178,14 @@ class _Codes(nn.Module):
         self.zero, self.padding = conv.zero, conv.window.padding
         self.geometry = conv.window.stride, 0, conv.window.dilation, conv.groups
         most = max(conv.zero, 255 - conv.zero) * conv.weight.long().abs().flatten(1).sum(1)
-        self.register_buffer("weight", conv.weight.to(torch.float32 if (most < 2**24).all() else torch.float64))
+        self.is_small = bool((most < 2**24).all())
+        self.register_buffer("weight", conv.weight)
 
     def forward(self, codes: Tensor) -> Tensor:
-        weight = self.weight if codes.is_cpu else self.weight.double()
-        padded = F.pad(codes.to(weight.dtype) - self.zero, self.padding)
+        dtype = torch.float32 if self.is_small and codes.is_cpu else torch.float64
+        padded = F.pad(codes.to(dtype) - self.zero, self.padding)
         with torch.autocast(codes.device.type, enabled=False):
-            return F.conv2d(padded, weight, None, *self.geometry).float()
+            return F.conv2d(padded, self.weight.to(dtype), None, *self.geometry).float()
 
 
 def _floats(conv: ConvFloats, affine: Affine | None) -> nn.Module:
@@ -211,6 +228,18 @@ class _Round(nn.Module):
         return x.clamp_(self.low, self.high).round_().add_(self.zero).to(torch.uint8)
 
 
+class _Pool(nn.Module):
+    def __init__(self, pool: Average | Maximum) -> None:
+        super().__init__()
+        self.is_average, self.window = isinstance(pool, Average), pool.window
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, stride, (left, _, top, _), _, ceil = self.window
+        if self.is_average:
+            return F.avg_pool2d(x, kernel, stride, (top, left), ceil, count_include_pad=False)
+        return F.max_pool2d(x, kernel, stride, (top, left), ceil_mode=ceil)
+
+
 class _Call(nn.Module):
     """A function, whose tensors are buffers."""
 
@@ -234,3 +263,8 @@ class _Call(nn.Module):
 
 def _is_leaf(argument: Any) -> bool:
     return isinstance(argument, Given | Images)
+
+
+def _is_symmetric(window: Window) -> bool:
+    left, right, top, bottom = window.padding
+    return left == right and top == bottom
