@@ -97,8 +97,7 @@ def run(options: argparse.Namespace) -> int:
             from ..export.targets import TARGETS, exported
             from ..ground.checks import some
 
-            name = "model_qonnx" if options.to == "qonnx" else "model"  # beside ONNX's model.onnx
-            out = options.out or folder / f"{name}{TARGETS[options.to].suffix}"
+            out = options.out or folder / TARGETS[options.to].file
             program, left = exported(model, out, options.to, example, **chosen)
             is_any = options.to in ("program", "pt2") and program is not None and program.size is None
             size = "any height and width" if is_any else "{} x {} pixels".format(*example.shape[2:])

@@ -106,11 +106,10 @@ class _Writer:
             for names in (node.input, node.output):
                 names[:] = ["output" if name == last else name for name in names]
         self.inner = {key: "output" if name == last else name for key, name in self.inner.items()}
-        ends = [
+        inputs, outputs = (
             [helper.make_tensor_value_info(name, 1, [1, self.operations[place].channels, *self.sizes[place]])]
             for name, place in (("input", 0), ("output", self.program.output))
-        ]
-        inputs, outputs = ends
+        )
         graph = helper.make_graph(self.graph.nodes, "qconv", inputs, outputs, self.graph.constants)
         domains = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_DOMAIN, 1)]
         model = helper.make_model(graph, opset_imports=domains, producer_name="qconv", ir_version=_IR)

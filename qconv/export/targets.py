@@ -27,16 +27,21 @@ class Target(NamedTuple):
     """A kind of file.
 
     Attributes:
-        suffix: of its files.
+        file: the usual name of its files.
         mark: bytes that a file has, where others have its suffix.
         has_codes: whether a module of its name in this folder writes it from a program, and shows the codes inside.
         interpreters: what runs it, if there are several; the first as it ships.
     """
 
-    suffix: str
+    file: str
     mark: bytes = b""
     has_codes: bool = True
     interpreters: tuple[str, ...] = ()
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name of each of its files."""
+        return Path(self.file).suffix
 
     def holds(self, path: Path) -> bool:
         """Whether a file is of this kind."""
@@ -44,13 +49,13 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    "program": Target(".qcp", has_codes=False),
-    "litert": Target(".tflite", interpreters=("xnnpack", "builtin", "micro")),
-    "openvino": Target(".xml"),
-    "executorch": Target(".pte"),
-    "qonnx": Target(".onnx", mark=b"qonnx.custom_op"),
-    "onnx": Target(".onnx", has_codes=False),
-    "pt2": Target(".pt2", has_codes=False),
+    "program": Target("model.qcp", has_codes=False),
+    "litert": Target("model.tflite", interpreters=("xnnpack", "builtin", "micro")),
+    "openvino": Target("model.xml"),
+    "executorch": Target("model.pte"),
+    "qonnx": Target("model_qonnx.onnx", mark=b"qonnx.custom_op"),
+    "onnx": Target("model.onnx", has_codes=False),
+    "pt2": Target("model.pt2", has_codes=False),
 }
 
 
