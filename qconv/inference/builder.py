@@ -77,6 +77,10 @@ class Builder:
         is_one = stored[2:] == (1, 1) and x.shape == stored[:2]
         return len(stored) == 4 and (x.shape == stored or is_one or self.is_signal(x))
 
+    def has_images_first(self, x: Value) -> bool:
+        """Whether only the first length of a value is that of the images, as an operation on images gives it."""
+        return self.is_image(x) and not isinstance(self.program.operations[x.place], ops.Function)
+
     def is_signal(self, x: Value) -> bool:
         """Whether a value is stored as an image of one row, and the network sees (N, C, W)."""
         stored = self.stored[x.place]

@@ -364,10 +364,11 @@ class _Lowering:
 
     def _free(self, node: fx.Node) -> int | None:
         """Return which dimension of a function's inputs depends on the number of images; None if several do."""
-        inputs, more = node.all_input_nodes, self.scope.of_more_images[1]
-        shapes = [each.meta["val"].shape for each in inputs if isinstance(self.env[each], Value)]
-        others = [more[each.name].meta["val"].shape for each in inputs if isinstance(self.env[each], Value)]
-        pairs = zip(shapes, others, strict=True)
+        inputs = [each for each in node.all_input_nodes if isinstance(self.env[each], Value)]
+        if all(self.build.has_images_first(self.env[each]) for each in inputs):  # most, without another recording
+            return 0
+        more = self.scope.of_more_images[1]
+        pairs = [(each.meta["val"].shape, more[each.name].meta["val"].shape) for each in inputs]
         found = {dim for few, many in pairs for dim in range(len(few)) if few[dim] != many[dim]}
         return max(found, default=0) if len(found) < 2 else None
 
