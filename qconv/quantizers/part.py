@@ -1,6 +1,7 @@
 """Base of quantizers and their parts: modules that a float checkpoint does not contain."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
@@ -19,6 +20,9 @@ PLAIN = bool | int | float | str | tuple | None
 """The types of arguments that a part's `repr` shows."""
 NEAR = 1e-9
 """Two values of progress that lie as near to each other are the same: sums such as 0.4 + 0.5 are not quite 0.9."""
+
+
+_signature = functools.cache(inspect.signature)
 
 
 def has_begun(start: float, progress: float) -> bool:
@@ -44,7 +48,7 @@ class Part(nn.Module):
         # Copies are made without arguments and get this with their other attributes; `__init__` reports wrong
         # arguments.
         with contextlib.suppress(TypeError):
-            bound = inspect.signature(cls.__init__).bind(part, *args, **kwargs).arguments
+            bound = _signature(cls.__init__).bind(part, *args, **kwargs).arguments
             part.__dict__["arguments"] = dict(list(bound.items())[1:])
         return part
 
