@@ -581,6 +581,25 @@ def test_signals_are_images_of_one_row(scheme: Scheme, tmp_path: Path) -> None:
     assert qconv.verify_export(model, tmp_path / "model.qcp", x).agrees
 
 
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4), schemes.n2uq(3, 3), schemes.bwn()])
+def test_rows_are_images_of_one_pixel(scheme: Scheme, tmp_path: Path) -> None:
+    x = torch.randn(16, 20)
+    hidden = nn.Linear(20, 32), nn.BatchNorm1d(32), nn.PReLU(), nn.Linear(32, 24), nn.BatchNorm1d(24), nn.Hardtanh()
+    model = trained(nn.Sequential(*hidden, nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 5)), scheme, x)
+    frozen = build(model, x)
+    checked = verify(model, frozen, x)
+    assert checked.equal, f"\n{checked}"
+    assert not frozen.unplanned
+    torch.testing.assert_close(frozen(x[:3]), model(x[:3]), rtol=0, atol=5e-6)
+    assert torch.equal(torch.export.export(frozen, (x,)).module()(x), frozen(x))
+    with pytest.raises(RuntimeError, match="running_mean should contain 3 elements not 32"):
+        frozen(torch.randn(2, 3, 20))
+    assert frozen(x[:0]).shape == (0, 5)
+    for to, name in (("program", "model.qcp"), ("onnx", "model.onnx")):
+        qconv.export(model, tmp_path / name, to=to, images=x)
+        assert qconv.verify_export(model, tmp_path / name, x).agrees
+
+
 class Pixels(nn.Module):
     """Pixels with channels last, and one after another, as ConvNeXt's blocks and tokens of attention have them."""
 

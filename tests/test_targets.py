@@ -328,7 +328,7 @@ def test_mistakes_of_exports(tmp_path: Path) -> None:
     given: dict[str, Any] = {"to": "program", "images": images}
     for error, path, changed, message in [
         (ValueError, "a", {"to": "tflite"}, r"to \(='tflite'\) must be one of 'program', 'litert'"),
-        (TypeError, "a", {"images": images[0, 0]}, r"images \(\(16, 16\)\) must be a float tensor"),
+        (TypeError, "a", {"images": images[0, 0, 0]}, r"images \(\(16,\)\) must be a float tensor"),
         (
             ValueError,
             "a",

@@ -255,6 +255,13 @@ def test_operations_in_place(scheme: Scheme) -> None:
     assert sum(each.drift for each in checked.layers) == 0
 
 
+def test_whole_numbers_as_inputs() -> None:
+    """Their first function makes floats of them, which the exact run has in float64."""
+    tokens = torch.randint(0, 10, (8, 5))
+    model = nn.Sequential(nn.Embedding(10, 8), nn.Flatten(), nn.Linear(40, 16), nn.ReLU(), nn.Linear(16, 3))
+    freeze(trained(model, schemes.lsq(4, 4), tokens, skip=()), example=tokens)  # which verifies it
+
+
 def test_decisions_of_each_place() -> None:
     one = torch.zeros(3, 2, 2, 2)
     other = one.clone()

@@ -79,9 +79,9 @@ def export(
         path: of the file, with the usual suffix: OpenVINO asks for .xml.
         to: "litert", "openvino", "executorch", "qonnx", "onnx" (`qconv.export_onnx`), "program" (`qconv.save_program`)
             or "pt2" (`torch.export`).
-        images: typical images (N, C, H, W), or signals (N, C, L), which files but those of "onnx" and "pt2" take as
-            images of one row. The file takes images of their size; "onnx", "program" and "pt2" take
-            others, too, if the network does.
+        images: typical images (N, C, H, W), signals (N, C, L) or rows (N, C). Files but those of "onnx" and "pt2" take
+            signals as images of one row, and rows as images of one pixel. The file takes images of their size; "onnx",
+            "program" and "pt2" take others, too, if the network does.
         options: of the target: for "litert" `four_bits` and `round_outputs`, for "executorch" `round_outputs`, for
             "onnx" those of `qconv.export_onnx`.
 
@@ -153,10 +153,10 @@ def loaded(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
 
 
 def check_images(images: Tensor) -> None:
-    """Raise a TypeError or a ValueError unless these are images, or signals."""
-    if not isinstance(images, Tensor) or images.ndim not in (3, 4) or not images.is_floating_point():
+    """Raise a TypeError or a ValueError unless these are images, signals or rows."""
+    if not isinstance(images, Tensor) or images.ndim not in (2, 3, 4) or not images.is_floating_point():
         kind = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W), or (N, C, L) of signals")
+        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W), (N, C, L) of signals, or (N, C)")
     if not images.numel():
         raise ValueError(f"images (of shape {tuple(images.shape)}) must hold at least one sample")
 

@@ -179,7 +179,7 @@ class FrozenModel(nn.Module):
 
     def _made_plan(self, program: Program) -> tuple[Planned | None, str]:
         """Return the plan of a program, or why there is none."""
-        if self._sample.ndim not in (3, 4) or self._sample.dtype != torch.float32:
+        if self._sample.ndim not in (2, 3, 4) or self._sample.dtype != torch.float32:
             what = f"{self._sample.dtype}, of {self._sample.ndim} dimensions"
             return None, f"its input ({what}) is not images of float32"
         try:

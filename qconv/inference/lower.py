@@ -47,25 +47,26 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
 
     Args:
         network: in evaluation.
-        sample: its input; of signals (N, C, L) the program takes images of one row.
+        sample: its input; the program takes `as_images` of it.
 
     Raises:
         NotRecorded: no program can stand for the network.
     """
-    with RECORDING, _of_one_row(network, sample.ndim == 3):  # other threads would meet the hooks of a recording
-        sample = as_images(sample)
+    with RECORDING, _taking_images(network, sample.ndim):  # other threads would meet the hooks of a recording
+        is_rows, sample = sample.ndim == 2, as_images(sample)
         lowering = _Lowering(network, sample, {})
         lowering.scope.check_one_image()
         program = lowering.run()
-        if program.size is None and not _is_of_any_size(program, network, sample, lowering.chosen):
+        if program.size is None and (is_rows or not _is_of_any_size(program, network, sample, lowering.chosen)):
             program.size = tuple(sample.shape[2:])
         return program
 
 
 @contextmanager
-def _of_one_row(network: nn.Module, is_signal: bool) -> Iterator[None]:
-    """Let a network of signals take images of one row."""
-    hook = network.register_forward_pre_hook(lambda _, args: (args[0].squeeze(2),)) if is_signal else None
+def _taking_images(network: nn.Module, rank: int) -> Iterator[None]:
+    """Let a network of signals take images of one row, and one of rows images of one pixel."""
+    seen = {2: lambda _, args: (args[0].flatten(1),), 3: lambda _, args: (args[0].squeeze(2),)}
+    hook = network.register_forward_pre_hook(seen[rank]) if rank in seen else None
     try:
         yield
     finally:
@@ -76,7 +77,7 @@ def _of_one_row(network: nn.Module, is_signal: bool) -> Iterator[None]:
 def _is_of_any_size(program: Program, network: nn.Module, sample: Tensor, chosen: dict[nn.Module, Arithmetic]) -> bool:
     """Whether images of other sizes have the same program: padding, for example, may depend on the size."""
     if sample.ndim != 4:
-        return sample.ndim < 3
+        return sample.ndim == 1
     height, width = sample.shape[2:]
     half = max(height // 2, 1), width // 2
     heights = (1 + _flipped(height - 1), _flipped(height)) if height > 1 else (1, 1)  # a signal has one row

@@ -21,8 +21,8 @@ def save_program(model: nn.Module, path: str | os.PathLike[str], example: Tensor
     Args:
         model: the trained model.
         path: of the file.
-        example: typical images (N, C, H, W), on which `verify` compares the frozen model with the trained one; or
-            signals (N, C, L), which are images of one row for ``qconv_run``.
+        example: typical images (N, C, H, W), on which `verify` compares the frozen model with the trained one; signals
+            (N, C, L) are images of one row for ``qconv_run``, rows (N, C) images of one pixel.
 
     Returns:
         The program; its first operation has the channels of the images, and `size` is the only size that it takes.

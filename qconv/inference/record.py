@@ -12,7 +12,6 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -131,9 +130,6 @@ def _recorded_layer(input: Tensor, place: int) -> Tensor:
     """Return a tensor of the output's shape: no program depends on its numbers."""
     forward = _WHOLE[place]
     layer: Any = forward.__self__
-    if isinstance(layer, _NormBase):
-        layer._check_input_dim(input)
-        return torch.empty_like(input)
     is_plain = isinstance(layer, QConv2d) and type(layer).forward is QConv2d.forward
     if is_plain and layer.padding_mode == "zeros" and input.ndim == 4:
         check_input(layer, input)

@@ -331,7 +331,7 @@ class _Follower:
             seen: list[tuple[str, Tensor, Own | None]] = []
             mode = _InFloat64() if dtype == torch.float64 else nullcontext()
             with _guided(self.network, self.layers, left, seen), mode:
-                outputs.append(leaves(self.network(batch.to(dtype))))
+                outputs.append(leaves(self.network(batch.to(dtype) if batch.is_floating_point() else batch)))
             calls.append(seen)
         exact, rounded = calls
         for (name, wanted, given), (_, low, _) in zip(exact, rounded, strict=True):
@@ -371,11 +371,11 @@ def _rounded(exact: Tensor) -> Tensor:
 
 
 class _InFloat64(TorchFunctionMode):
-    """Context manager: a function of float64 takes all its floats so, parameters too, and gives float64."""
+    """Context manager: a function of float64, or of whole numbers, takes all its floats, parameters too, in float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = args, kwargs or {}
-        if any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(given)):
+        if any(isinstance(leaf, Tensor) and leaf.dtype != torch.float32 for leaf in tree_leaves(given)):
             given = tree_map(_widened, given)
             func = Tensor.double if func is Tensor.float else func
         return func(*given[0], **given[1])

@@ -110,7 +110,7 @@ def written(writer: Any, program: Program, metadata: Mapping[str, str]) -> Any:
 
     channels, *sides = writer.shapes[0][1:]
     sides = ["height", "width"] if program.size is None and len(sides) == 2 else sides
-    sides = sides[1:] if writer.is_signal else sides
+    sides = sides[max(4 - writer.rank, 0) :]
     input = value("input", ["batch", channels, *sides])
     names = program.names()
     ends = [helper.make_node("Identity", [given], [name]) for given, name in zip(writer.outputs, names, strict=True)]

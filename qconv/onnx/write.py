@@ -34,12 +34,13 @@ class Writer:
 
     def __init__(self, program: Program, form: Form, example: Tensor, round_outputs: bool) -> None:
         self.operations, self.form, self.graph, self.chains = program.operations, form, Graph(form), Chains(program)
-        self.is_signal = example.ndim == 3  # of which the program takes images of one row
+        self.rank = example.ndim  # of the input, of which the program takes images
         example = ops.as_images(example)
         self.shapes = [tuple(value.shape) for value in program.values(torch.cat([example[:1]] * 2), fast)]
         self.rounded = roundings(program, example, self.chains, form.signed) if round_outputs else {}
         self.kind, self.ends = (torch.int8, (-128, 127)) if form.signed else (torch.uint8, (0, 255))
-        input = self.graph.node("Unsqueeze", "input", self.graph.constant([2], "int64")) if self.is_signal else "input"
+        ones = self.graph.constant([*range(2, 6 - self.rank)], "int64")
+        input = self.graph.node("Unsqueeze", "input", ones) if self.rank < 4 else "input"
         self.floats, self.codes, self.saturating = {0: input}, dict[int, str](), dict[str, None]()
         integers = {place: self._as_integers(place) for place in range(1, len(self.operations))}
         self.integers = {place: found for place, found in integers.items() if found is not None}

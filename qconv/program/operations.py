@@ -505,7 +505,9 @@ def _polynomial(factors: Sequence[float], x: Tensor) -> Tensor:
 
 
 def as_images(input: Tensor) -> Tensor:
-    """Return signals (N, C, L) as images of one row, which programs take; images as they are."""
+    """Return what programs take: signals (N, C, L) as images of one row, rows (N, C) as images of one pixel."""
+    if input.ndim == 2:
+        return input[..., None, None]
     return input.unsqueeze(2) if input.ndim == 3 else input
 
 

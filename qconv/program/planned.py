@@ -231,7 +231,7 @@ class Planned(nn.Module):
         return True
 
     def forward(self, input: Tensor) -> Any:
-        """Return what the network does, of one tensor, for images or signals, float32, by an operator for tracing."""
+        """Return what the network does, of one tensor, for float32 images, by an operator for tracing."""
         output = torch.ops.qconv.run_program(self.content, as_images(input), self.shape)
         return self.program.put_together([output])
 
