@@ -33,7 +33,7 @@ _SHAPES = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "flatten")
 _OF_MEMORY = (  # what they return, or whether they do, depends on strides
     *("as_strided", "view_as_complex", "view.dtype", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
     "_scaled_dot_product_flash_attention_for_cpu",
-    "native_group_norm",
+    *("_native_batch_norm_legit", "native_group_norm"),
 )
 Lowered = Callable[..., int | None]
 

@@ -106,7 +106,7 @@ class Chains:
             last, pool = self.operations[last].inputs[0], [last]
             is_alone = is_alone and self.next(last, ops.Maximum) == pool[0]
         chain = self.before(last)
-        if not chain or not is_alone or (isinstance(coder, ops.Quantize) and not is_even(coder)):
+        if not chain or not is_alone or (isinstance(coder, ops.Quantize) and not _have_no_gap(coder)):
             return None
         conv, bound, _ = self._bounded(chain[0])
         scale, bias = self._composed(chain)
@@ -125,8 +125,10 @@ class Chains:
             edges = _edges(level, 1, len(weight), bound)
             return Levels(chain + pool, weight, edges, (0, 1), bound, torch.ones_like(scale), 0.5 - edges[0])
         low, extremes = coder.ends[0], torch.tensor([[-bound], [bound]]).expand(2, conv.channels)
+        middle = len(coder.edges) // 2
+        start = 0.0 if is_even(coder) else float(coder.edges[middle]) - (low + middle + 0.5) * coder.step
         # A slope of 0 or nearly 0 is raised to one that makes no difference, so that its whole bias can be expressed.
-        slope, shift = scale.abs() / coder.step, bias / coder.step
+        slope, shift = scale.abs() / coder.step, (bias - start) / coder.step
         slope = torch.maximum(slope, (shift.abs() * 1e-12).clamp(min=1e-30))
         reached = level(extremes) + low
         ends = int(reached[0].min()), int(reached[1].max())
@@ -140,20 +142,20 @@ class Chains:
 
         A line ``slope · (sum + k / finer)`` has the edges of the codes if the slope lies between the largest and the
         smallest ratio that they allow; the k with the widest interval is taken. If there is none, as for many levels
-        on few sums, the bias is rounded, and a code may be off by one.
+        on few sums, the bias is rounded, and a code may be off by one; not for codes that are uneven, or have an offset.
         """
+        coder: Any = self.operations[place]
         if (found := self.levels(place)) is None:
             return None
-        if isinstance(self.operations[place], ops.Sign):
+        if isinstance(coder, ops.Sign):
             return found.as_signs()
         finer = self._bounded(found.chain[0])[2]
         slope, k = _line(found, finer)
-        extremes = torch.tensor([[-found.bound], [found.bound]])
-        on_line = ((extremes + k / finer) * slope).clamp(*found.ends).round()
-        reached = (
-            torch.stack([(found.edges <= -found.bound).sum(0), (found.edges <= found.bound).sum(0)]) + found.ends[0]
-        )
-        if bool(((on_line - reached).abs() > 1).any()):  # a clamp between affine operations ends some channels earlier
+        extremes = torch.tensor([[-found.bound], [found.bound]]).expand(2, len(slope))
+        sums = torch.cat([extremes, found.edges, found.edges - 1]).clamp(-found.bound, found.bound)
+        on_line = ((sums + k / finer) * slope).clamp(*found.ends).round()
+        off = (on_line - (found.edges.unsqueeze(1) <= sums).sum(0) - found.ends[0]).abs().max()
+        if off > is_even(coder):  # or a clamp between affine operations ends some channels earlier
             return None
         return _whole(found.chain, found.weight, slope, k * slope / finer, finer, found.ends)
 
@@ -315,9 +317,17 @@ def roundings(program: Program, example: Tensor, chains: Chains, signed: bool) -
     return found
 
 
-def is_even(coder: ops.Quantize) -> bool:
+def _have_no_gap(coder: ops.Quantize) -> bool:
     """Whether its codes follow each other."""
     return len(coder.codes) == int(coder.codes[-1]) - int(coder.codes[0]) + 1
+
+
+def is_even(coder: ops.Quantize) -> bool:
+    """Whether its codes follow each other, with edges halfway between two multiples of its step."""
+    if not _have_no_gap(coder) or not coder.step > 0:
+        return False
+    halves = torch.arange(coder.ends[0], coder.ends[1]) + 0.5
+    return bool(((coder.edges.double() / coder.step - halves).abs() < 1e-3).all())
 
 
 def steps_of(low: float, high: float, reader: float | None, signed: bool) -> tuple[float, int]:

@@ -269,7 +269,7 @@ def _line_of(coder: ops.Quantize) -> tuple[float | None, float] | None:
     It divides by the scale, and rounds halves to even numbers. Both ways are tried at each edge.
     """
     low = coder.ends[0]
-    if not is_even(coder) or not coder.step > 0:
+    if not is_even(coder):
         return None
     step = torch.tensor(coder.step, dtype=torch.float32)
     for is_factor, number in ((False, step), (True, (1 / step.double()).float())):
