@@ -40,7 +40,7 @@ def write(program: Program, path: Path, images: Tensor) -> None:
 
     Raises:
         ImportError: onnx is missing: ``pip install "qconv[qonnx]"``.
-        ValueError: a quantizer's levels are uneven, or QONNX has no operator for an operation.
+        ValueError: a quantizer's codes are uneven or have an offset, or QONNX has no operator for an operation.
     """
     write_file(path, _Writer(program, (images.shape[2], images.shape[3])).model().SerializeToString())
 
@@ -161,7 +161,7 @@ class _Writer:
         node, constant, (low, high) = self.graph.node, self.graph.constant, quantize.ends
         form, factor = form_of(quantize, low, high)
         if form == EDGES:
-            raise ValueError(f"'{quantize.origin}': its levels are uneven, and QONNX's Quant has even ones alone")
+            raise ValueError(f"'{quantize.origin}': its codes are uneven or have an offset, and QONNX's Quant rounds multiples of a step")
         if factor != 1:
             x = node("Div" if form == QUOTIENT else "Mul", x, constant(factor))
         half, bits = _half_and_bits(low, high)
