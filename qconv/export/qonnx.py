@@ -161,7 +161,8 @@ class _Writer:
         node, constant, (low, high) = self.graph.node, self.graph.constant, quantize.ends
         form, factor = form_of(quantize, low, high)
         if form == EDGES:
-            raise ValueError(f"'{quantize.origin}': its codes are uneven or have an offset, and QONNX's Quant rounds multiples of a step")
+            what = "its codes are uneven or have an offset, and QONNX's Quant rounds multiples of a step"
+            raise ValueError(f"'{quantize.origin}': {what}")
         if factor != 1:
             x = node("Div" if form == QUOTIENT else "Mul", x, constant(factor))
         half, bits = _half_and_bits(low, high)
