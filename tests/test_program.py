@@ -595,9 +595,28 @@ def test_rows_are_images_of_one_pixel(scheme: Scheme, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="running_mean should contain 3 elements not 32"):
         frozen(torch.randn(2, 3, 20))
     assert frozen(x[:0]).shape == (0, 5)
+    linear = trained(nn.Sequential(nn.Linear(20, 8), nn.Linear(8, 8), nn.Linear(8, 5)), scheme, x)
+    assert build(linear, torch.randn(2, 5, 3, 20))(x[:0]).shape == (0, 5)
     for to, name in (("program", "model.qcp"), ("onnx", "model.onnx")):
         qconv.export(model, tmp_path / name, to=to, images=x)
         assert qconv.verify_export(model, tmp_path / name, x).agrees
+
+
+def test_a_model_of_images_takes_no_rows() -> None:
+    model = trained(
+        nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(3))), schemes.lsq(4, 4), x := torch.randn(4, 3, 8, 8)
+    )
+    with pytest.raises(ValueError, match=r"input has shape \(2, 3\); a frozen model takes batches, of 4 dimensions$"):
+        build(model, x)(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("size", [(1, 5), (1, 1), (3, 1)])
+@pytest.mark.parametrize("pool", [nn.MaxPool2d, partial(nn.AvgPool2d, count_include_pad=False)])
+def test_windows_that_end_beyond_the_image(pool: Any, size: tuple[int, int]) -> None:
+    x = torch.randn(2, 3, *size)
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), pool(2, ceil_mode=True), nn.Tanh(), nn.Conv2d(8, 8, 1))
+    model = trained(nn.Sequential(net, pool(3, ceil_mode=True), nn.Conv2d(8, 4, 1)), schemes.lsq(4, 4), x)
+    torch.testing.assert_close(build(model, x)(x), model(x), rtol=0, atol=1e-6)
 
 
 class Pixels(nn.Module):

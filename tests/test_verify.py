@@ -19,7 +19,7 @@ import qconv
 from qconv import schemes
 from qconv.inference import FrozenModel, freeze, verify
 from qconv.inference.build import build
-from qconv.inference.verify import other_decisions
+from qconv.inference.verify import UNIT, other_decisions, rounded
 from qconv.scheme import Scheme
 
 WIDTH = 32
@@ -260,6 +260,36 @@ def test_whole_numbers_as_inputs() -> None:
     tokens = torch.randint(0, 10, (8, 5))
     model = nn.Sequential(nn.Embedding(10, 8), nn.Flatten(), nn.Linear(40, 16), nn.ReLU(), nn.Linear(16, 3))
     freeze(trained(model, schemes.lsq(4, 4), tokens, skip=()), example=tokens)  # which verifies it
+
+
+class Masked(nn.Module):
+    """Writes into tensors of float32 by places and by a mask, as attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        mask = torch.full((8, 8), -torch.inf)
+        mask.masked_fill_(torch.ones(8, 8).tril().bool(), 0.0)
+        hidden, kept = self.first(input), torch.zeros(len(input), 4, 8, 8)
+        kept[:, :3] = hidden[:, 1:]
+        return self.last(kept @ (hidden.mean(1) + mask).softmax(-1)[:, None]).mean((2, 3))
+
+
+def test_writes_into_tensors_are_kept() -> None:
+    input = torch.randn(6, 3, 8, 8)
+    model = trained(Masked(), schemes.lsq(4, 4), input, skip=())
+    found = verify(model, build(model, input), input)
+    assert found.equal, f"\n{found}"
+    assert max(each.error for each in found.layers) < 1e-5
+
+
+def test_terms_that_cancel_out_explain_their_rounding() -> None:
+    layer, exact = nn.Conv2d(1, 2, 1), torch.full((2, 2, 3, 3), 1e-6, dtype=torch.float64)
+    nn.init.constant_(cast(Tensor, layer.bias), -1.0)  # of sums of 1.000001
+    error = (rounded(exact, layer).double() - exact).abs()
+    assert 2 * UNIT < error.min() <= error.max() < 8 * UNIT
 
 
 def test_decisions_of_each_place() -> None:

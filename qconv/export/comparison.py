@@ -139,13 +139,13 @@ def verify_export(
     Args:
         model: the trained model, or what `qconv.load` takes.
         path: of the exported file.
-        images: typical images (N, C, H, W).
+        images: typical images (N, C, H, W), signals (N, C, L) or rows (N, C).
         interpreter: for LiteRT: "xnnpack", as on phones, the default; "builtin", kernels without XNNPACK; "micro",
             LiteRT for Microcontrollers, which has other kernels.
 
     Raises:
         ImportError: the runtime is missing; it names the extra that installs it.
-        TypeError: `images` is not a float tensor (N, C, H, W).
+        TypeError: `images` is not a float tensor of these shapes.
         ValueError: the file is missing, damaged, of no target, or of another model; it takes no such images; its target
             does not have the interpreter, or the interpreter refuses it; the model returns other than one tensor.
     """

@@ -65,7 +65,7 @@ def lower(network: nn.Module, sample: Tensor) -> Program:
 @contextmanager
 def _taking_images(network: nn.Module, rank: int) -> Iterator[None]:
     """Let a network of signals take images of one row, and one of rows images of one pixel."""
-    seen = {2: lambda _, args: (args[0].flatten(1),), 3: lambda _, args: (args[0].squeeze(2),)}
+    seen = {2: lambda _, args: (args[0].squeeze(3).squeeze(2),), 3: lambda _, args: (args[0].squeeze(2),)}
     hook = network.register_forward_pre_hook(seen[rank]) if rank in seen else None
     try:
         yield

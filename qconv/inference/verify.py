@@ -363,11 +363,13 @@ class _Follower:
         return replace(found, codes=int(differing.sum()), drift=int(drifting.sum()))
 
 
-def _rounded(exact: Tensor) -> Tensor:
+def rounded(exact: Tensor, layer: Any) -> Tensor:
     """Return a layer's output with the errors of a product and a sum or two, in either direction, in float32."""
     generator = torch.Generator("cpu").manual_seed(0)
     signs = torch.randint(0, 2, exact.shape, generator=generator, device="cpu") * 2 - 1
-    return (exact * (1 + 4 * UNIT * signs)).float()
+    bias = torch.zeros(1) if layer.bias is None else layer.bias
+    terms = torch.maximum(exact.abs(), bias.abs().view(-1, *[1] * (layer.weight.ndim - 2)))  # which may cancel out
+    return (exact + 4 * UNIT * signs * terms).float()
 
 
 class _InFloat64(TorchFunctionMode):
@@ -375,10 +377,14 @@ class _InFloat64(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = args, kwargs or {}
-        if any(isinstance(leaf, Tensor) and leaf.dtype != torch.float32 for leaf in tree_leaves(given)):
-            given = tree_map(_widened, given)
-            func = Tensor.double if func is Tensor.float else func
-        return func(*given[0], **given[1])
+        if not any(isinstance(leaf, Tensor) and leaf.dtype != torch.float32 for leaf in tree_leaves(given)):
+            return func(*args, **given[1])
+        wide = tree_map(_widened, given)
+        output = (Tensor.double if func is Tensor.float else func)(*wide[0], **wide[1])
+        for leaf, wider in zip(tree_leaves(given), tree_leaves(wide), strict=True):
+            if isinstance(leaf, Tensor) and wider is not leaf and wider._version:  # it was changed in place
+                leaf.copy_(wider)
+        return output
 
 
 def _widened(leaf: Any) -> Any:
@@ -414,7 +420,7 @@ def _guided(
                         output = layer.layer(x.float(), *more[0], **more[1])
                     else:
                         output = _output(layer, x.float(), given)
-                        output = output if input.dtype == torch.float64 else _rounded(output)
+                        output = output if input.dtype == torch.float64 else rounded(output, layer.layer)
                     # The trained modules may read its strides.
                     return (output.contiguous() if input.is_contiguous() else output).to(input.dtype)
 

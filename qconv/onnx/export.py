@@ -49,7 +49,7 @@ def export_onnx(
     Args:
         model: the trained model.
         path: the file to write; it appears when it is complete.
-        example: typical images (N, C, H, W); a few hundred with `round_outputs`.
+        example: typical images (N, C, H, W), signals (N, C, L) or rows (N, C); a few hundred with `round_outputs`.
         round_outputs: compute the float outputs of layers of codes, and values added to them, in integers, too, rounded
             to 256 numbers over their range with `example`. That is faster, and can change decisions.
         four_bits: store integers that fit in 4 bits so, not as int8. ONNX Runtime (1.32) and onnx's reference evaluator

@@ -142,7 +142,7 @@ class Chains:
 
         A line ``slope · (sum + k / finer)`` has the edges of the codes if the slope lies between the largest and the
         smallest ratio that they allow; the k with the widest interval is taken. If there is none, as for many levels
-        on few sums, the bias is rounded, and a code may be off by one; not for uneven codes, or codes with an offset.
+        on few sums, the bias is rounded, and a code may be off by one; None for uneven codes, or codes with an offset.
         """
         coder: Any = self.operations[place]
         if (found := self.levels(place)) is None:

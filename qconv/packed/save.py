@@ -18,12 +18,13 @@ from ..ground.files import atomic_file
 from ..layers import QuantizedLayer
 from ..layers.bypassed import is_own_hook
 from ..layers.computed import computed_by, evaluated, parts_of_weight
+from ..layers.copies import copied
 from ..layers.naming import QUANTIZERS, frozen_part, name_of
 from ..quantizers import Quantizer
-from .header import Header, Trial, checksum, first_line, to_json
+from .header import Header, checksum, first_line, to_json
 from .layer import check_called, check_quantizers, describe
 from .load import Content
-from .stored_outputs import can_be_tried, copy_to_try, find_shape, inputs_of, longest_trial, make_trial, why_refused
+from .stored_outputs import can_be_tried, find_shape, inputs_of, longest_trial, make_trial, why_not_copied, why_refused
 from .tensors import check_values, counters, inner_model, joined
 from .weight import Entry, entry
 
@@ -102,7 +103,10 @@ def save_packed(
             Content(described, tensors).of_network()
         except ValueError as error:
             raise ValueError(f"network (={dict(network)}) must be the model's: {error}") from error
-    described = described.model_copy(update={"trial": _test_of_outputs(model, described, example)})
+    shape = _shape_of_input(model, described, example)
+    if shape and can_be_tried(model):
+        check_called(copied(model).to("cpu"), inputs_of(shape)[:1])
+    described = described.model_copy(update={"trial": make_trial(model, shape) if shape else None})
     described = described.model_copy(update={"sha256": checksum(described, tensors)})
     data = save(tensors, {"qconv": to_json(described)})
     try:
@@ -112,33 +116,30 @@ def save_packed(
         raise OSError(error.errno, f"packed model cannot be written: {error.strerror}", str(path)) from error
 
 
-def _test_of_outputs(model: nn.Module, described: Header, example: Tensor | None) -> Trial | None:
-    """Return the test of a model with one input in float32; warn if there is none for it."""
-    if not can_be_tried(model):
+def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None) -> tuple[int, ...] | None:
+    """Return the shape without the batch; warn if none is known."""
+    given = None if example is None else tuple(example.shape[1:])
+    if given is None and described.pictures is not None:
+        given = tuple(described.pictures.size)
+    if given is None and not can_be_tried(model):
         return None
-    shape = None if example is None else tuple(example.shape[1:])
-    if shape is None and described.pictures is not None:
-        shape = tuple(described.pictures.size)
-    tried, uncopied = copy_to_try(model)
-    if tried is not None:
-        if shape is not None and (why := why_refused(tried, shape)):
-            what = "the size of images" if example is None else "the shape of example without its first dimension"
-            raise ValueError(f"{what} (={shape}) must be one that the model takes: {why}")
-        shape = find_shape(tried) if shape is None else shape
-        if shape is not None:
-            check_called(tried, inputs_of(shape, 1))
-            return make_trial(tried, shape)
-    why = (
-        f"a model that can't be copied ({uncopied}) is not tried"
-        if uncopied
-        else "no usual input shape suits it. Pass one: save_packed(model, path, example=batch)"
-    )
-    warnings.warn(
-        "the file can't hold a test of the model's outputs, so load_packed will not notice another network with the "
-        f"same tensors: {why}",
-        stacklevel=3,
-    )
-    return None
+    uncopied = why_not_copied(model)
+    if given is not None and not uncopied and can_be_tried(model) and (why := why_refused(model, given)):
+        what = "the size of images" if example is None else "the shape of example without its first dimension"
+        raise ValueError(f"{what} (={given}) must be one that the model takes: {why}")
+    shape = None if uncopied else find_shape(model) if given is None else given
+    if shape is None:
+        why = (
+            f"a model that can't be copied ({uncopied}) is not tried"
+            if uncopied
+            else "no usual input shape suits it. Pass one: save_packed(model, path, example=batch)"
+        )
+        warnings.warn(
+            "the file can't hold a test of the model's outputs, so load_packed will not notice another "
+            f"network with the same tensors: {why}",
+            stacklevel=3,
+        )
+    return shape
 
 
 def _warn_of_hooks(model: nn.Module) -> None:
@@ -168,9 +169,9 @@ def packed_sizes(model: nn.Module, size: tuple[int, ...] | None = None) -> tuple
         described, entries = describe_model(model, strict=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what can't be packed yet
-        tried = copy_to_try(model)[0] if can_be_tried(model) else None
-        shape = find_shape(tried, *([size] if size else [])) if tried is not None else None
-        trial = longest_trial(tried, shape) if tried is not None and shape else None
+        is_tried = can_be_tried(model) and not why_not_copied(model)
+        shape = find_shape(model, *([size] if size else [])) if is_tried else None
+        trial = longest_trial(model, shape) if shape else None
     described = described.model_copy(update={"sha256": "0" * 64, "trial": trial})
     listed: dict[str, Any] = {"__metadata__": {"qconv": to_json(described)}}
     sizes: Counter[str] = Counter()

@@ -20,20 +20,14 @@ TOLERANCE, LARGEST = 1e-3, 0.25  # of the largest output
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError)
 
 
-def copy_to_try(model: nn.Module) -> tuple[nn.Module | None, str]:
-    """Return a copy of the model on the CPU, which is what the functions here run; or None, and why it has none."""
-    try:
-        return copied(model).to("cpu"), ""
-    except FAILURES as error:
-        return None, str(error) or type(error).__name__
-
-
 def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
     """Return the test vector of a float32 model that takes inputs of this shape, without the batch.
 
-    The tolerance is the change of its outputs when the inputs change by rounding errors, and in float64. None if that
-    is too much, or if the model does not take such inputs.
+    The model is not changed. The tolerance is the change of its outputs when the inputs change by rounding errors,
+    and in float64. None if that is too much, or if the model can't be copied or does not take such inputs.
     """
+    if not _is_float32(model):
+        return None
     inputs = inputs_of(shape)
     try:
         outputs = _outputs(model, inputs)
@@ -55,7 +49,7 @@ def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
 
 def longest_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
     """Return a test vector of the length that `make_trial` gives a trained model at most, after one run."""
-    outputs = _outputs(model, inputs_of(shape, 2))
+    outputs = _outputs(model, inputs_of(shape)[:2])
     return None if outputs is None else _trial(shape, torch.tensor([CANDIDATES - 1] * 2), outputs, 1.2 * TOLERANCE)
 
 
@@ -68,17 +62,17 @@ def _trial(shape: tuple[int, ...], kept: Tensor, outputs: Tensor, tolerance: flo
 def why_refused(model: nn.Module, shape: tuple[int, ...]) -> str:
     """Return the model's error for inputs of this shape, without the batch; empty if there is none."""
     try:
-        _outputs(model, inputs_of(shape, 2))
+        _outputs(model, inputs_of(shape)[:2])
     except FAILURES as error:
         return str(error).partition("\n")[0] or type(error).__name__
     return ""
 
 
 def find_shape(model: nn.Module, *others: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the first usual or other shape that the model takes, without the batch."""
+    """Return the first usual or other shape that the model takes, without the batch; the model is not changed."""
     for shape in (*usual_shapes(model), *others):
         try:
-            outputs = _outputs(model, inputs_of(shape, 2))
+            outputs = _outputs(model, inputs_of(shape)[:2])
         except FAILURES:
             continue
         if outputs is not None:
@@ -94,7 +88,20 @@ def can_be_tried(model: nn.Module) -> bool:
         if parameter.default is parameter.empty
     ]
     one = sum(parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in needed) <= 1
-    return one and {each.dtype for each in model.parameters() if each.is_floating_point()} == {torch.float32}
+    return one and _is_float32(model)
+
+
+def why_not_copied(model: nn.Module) -> str:
+    """Return why the model can't be copied, and so not be run as a test; else empty."""
+    try:
+        copied(model)
+    except FAILURES as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _is_float32(model: nn.Module) -> bool:
+    return {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()} == {torch.float32}
 
 
 def check_trial(model: nn.Module, trial: Trial) -> None:
@@ -106,7 +113,7 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
     expected = torch.tensor(numbers, dtype=torch.float32, device="cpu").view(2, -1)
     check_copies(model)
     try:
-        outputs = _outputs(copied(model).to("cpu"), inputs_of(tuple(trial.shape))[trial.inputs])
+        outputs = _outputs(model, inputs_of(tuple(trial.shape))[trial.inputs])
     except FAILURES as error:
         raise ValueError(f"the network can't take the inputs of the file's test: {error}") from error
     if outputs is None or outputs.shape != expected.shape:
@@ -121,7 +128,7 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
 
 
 def _moved_by_rounding(model: nn.Module, inputs: Tensor, outputs: Tensor) -> Tensor:
-    others = [_outputs(copied(model).double(), inputs.double())]
+    others = [_outputs(model, inputs.double())]
     noise = torch.Generator("cpu").manual_seed(1)
     for _ in range(2):
         drawn = torch.rand(inputs.shape, generator=noise, dtype=torch.float32, device="cpu")
@@ -135,19 +142,20 @@ def _moved(outputs: Tensor, expected: Tensor) -> Tensor:
     return ((outputs - expected).abs().amax(1) / expected.abs().amax(1)).nan_to_num(1.0)
 
 
-def inputs_of(shape: tuple[int, ...], count: int = CANDIDATES) -> Tensor:
-    """Return test inputs of this shape, without the batch."""
+def inputs_of(shape: tuple[int, ...]) -> Tensor:
+    """Return the test inputs of this shape, without the batch."""
     # Whatever dtype and device are torch's default here, they are the same numbers.
     generator = torch.Generator("cpu").manual_seed(0)
-    return torch.randn(count, *shape, generator=generator, dtype=torch.float32, device="cpu")
+    return torch.randn(CANDIDATES, *shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
-    """Return some numbers of each output of a copy of a model, in evaluation; None if it has none.
+    """Return some numbers of each output of a copy of the model in evaluation, in the inputs' dtype; None if none.
 
     It runs on the CPU without autocast: bfloat16 and a GPU's TF32 err by more than the tolerance.
     """
-    with trial(model, keep_state=True), torch.autocast("cpu", enabled=False):
+    model = copied(model).to("cpu", inputs.dtype)
+    with trial(model), torch.autocast("cpu", enabled=False):
         leaves = tree_leaves(model(inputs))
     floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     tensors = [leaf for leaf in floating if leaf.ndim and len(leaf) == len(inputs)]

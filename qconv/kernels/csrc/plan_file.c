@@ -95,13 +95,13 @@ static int64_t taps_inside(int64_t start, int64_t size, int64_t kernel, int64_t 
 /* How often a window fits along a side; 0 after an error. */
 static int32_t places(const Check *check, const char *side, int64_t size, int64_t before, int64_t after, int64_t kernel,
                       int64_t stride, int64_t dilation, int ceil) {
-    const int64_t spare = size + before + after - dilation * (kernel - 1) - 1;
+    const int64_t spare = size + before + after - dilation * (kernel - 1) - 1 + (ceil ? stride - 1 : 0);
     if (spare < 0) {
         fail(check, "a window of %lld taps, %lld apart, does not fit into a %s of %lld with padding %lld and %lld",
              (long long)kernel, (long long)dilation, side, (long long)size, (long long)before, (long long)after);
         return 0;
     }
-    int64_t count = (spare + (ceil ? stride - 1 : 0)) / stride + 1;
+    int64_t count = spare / stride + 1;
     if (ceil && (count - 1) * stride >= size + before) count--;
     return within(check, side, count, 1, MOST) ? (int32_t)count : 0;
 }
