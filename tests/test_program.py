@@ -270,7 +270,7 @@ def test_products_stand_for_quotients_only_where_all_edges_agree() -> None:
         edges = edges_of(lambda x: (x / step).clamp(-128, 127).round(), -128, 127, float(step))  # noqa: B023
         codes = torch.arange(256, dtype=torch.uint8)
         quantize = ops.Quantize(inputs=(0,), channels=1, edges=edges, codes=codes, zero=128, step=float(step))
-        form, number = form_of(quantize, -128, 127)
+        form, number = form_of(quantize)
         found.add(form)
         near = float_at(place_of(edges).unsqueeze(1) + torch.arange(-3, 4)).view(1, 1, 1, -1)
         rounded = near * number if form == 0 else near / number

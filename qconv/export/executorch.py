@@ -303,7 +303,7 @@ def _clamp(low: float, high: float) -> nn.Module:
 
 def _quantize(quantize: Quantize) -> nn.Module:
     low, high = quantize.ends
-    form, factor = form_of(quantize, low, high)
+    form, factor = form_of(quantize)
     if form == EDGES:
         return _Levels(quantize.edges, quantize.codes.float() - quantize.zero)
     scaled = _Call(lambda x: x * factor if form == PRODUCT else x / factor)

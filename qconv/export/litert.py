@@ -438,7 +438,7 @@ class _Writer:
 
     def _quantize(self, quantize: Quantize, x: int) -> int:
         low, high = quantize.ends
-        form, factor = form_of(quantize, low, high)
+        form, factor = form_of(quantize)
         if form == EDGES:
             options = self.schema.BucketizeOptionsT()
             options.boundaries = quantize.edges.tolist()

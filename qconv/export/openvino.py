@@ -171,7 +171,7 @@ class _Writer:
 
     def _quantize(self, quantize: Quantize, x: Any) -> Any:
         low, high = quantize.ends
-        nodes, (form, factor) = self.nodes, form_of(quantize, low, high)
+        nodes, (form, factor) = self.nodes, form_of(quantize)
         product = nodes.multiply(x, self._floats(torch.tensor(factor)))
         if form == PRODUCT:
             return nodes.clamp(nodes.round(product, "half_to_even"), float(low), float(high))

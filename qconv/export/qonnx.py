@@ -159,7 +159,7 @@ class _Writer:
 
     def _quantize(self, quantize: Quantize, x: str) -> str:
         node, constant, (low, high) = self.graph.node, self.graph.constant, quantize.ends
-        form, factor = form_of(quantize, low, high)
+        form, factor = form_of(quantize)
         if form == EDGES:
             what = "its codes are uneven or have an offset, and QONNX's Quant rounds multiples of a step"
             raise ValueError(f"'{quantize.origin}': {what}")

@@ -72,7 +72,7 @@ def at_once(program: Program, in_bytes: Mapping[int, Integers]) -> dict[int, tup
     return {
         place: (coder.step, 127 - coder.ends[1])
         for place, coder in coders
-        if {*readers[place]} <= convs and form_of(coder, *coder.ends)[0] != EDGES and place not in in_bytes
+        if {*readers[place]} <= convs and form_of(coder)[0] != EDGES and place not in in_bytes
     }
 
 

@@ -148,11 +148,11 @@ class FrozenModel(nn.Module):
         if self._sample.is_floating_point() and not input.is_floating_point():
             what = f"input has dtype {input.dtype}; it must be a floating dtype"
             raise TypeError(f"{what}: call input.to(torch.float32)")
-        is_one = input.ndim == self._sample.ndim - 1
-        if program is not None and input.ndim != self._sample.ndim and (is_one or not self._trained):
+        is_sample = input.ndim == self._sample.ndim - 1
+        if program is not None and input.ndim != self._sample.ndim and (is_sample or not self._trained):
             raise ValueError(
                 f"input has shape {tuple(input.shape)}; a frozen model takes batches, of {self._sample.ndim} dimensions"
-                f"{': call it with input.unsqueeze(0)' if is_one else ''}"
+                f"{': call it with input.unsqueeze(0)' if is_sample else ''}"
             )
         if self.untraced or not self._trained:
             return

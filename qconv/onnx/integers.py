@@ -106,7 +106,7 @@ class Chains:
             last, pool = self.operations[last].inputs[0], [last]
             is_alone = is_alone and self.next(last, ops.Maximum) == pool[0]
         chain = self.before(last)
-        if not chain or not is_alone or (isinstance(coder, ops.Quantize) and not _have_no_gap(coder)):
+        if not chain or not is_alone or (isinstance(coder, ops.Quantize) and coder.has_gaps):
             return None
         conv, bound, _ = self._bounded(chain[0])
         scale, bias = self._composed(chain)
@@ -154,8 +154,10 @@ class Chains:
         extremes = torch.tensor([[-found.bound], [found.bound]]).expand(2, len(slope))
         sums = torch.cat([extremes, found.edges, found.edges - 1]).clamp(-found.bound, found.bound)
         on_line = ((sums + k / finer) * slope).clamp(*found.ends).round()
-        off = (on_line - (found.edges.unsqueeze(1) <= sums).sum(0) - found.ends[0]).abs().max()
-        if off > is_even(coder):  # or a clamp between affine operations ends some channels earlier
+        reached = torch.searchsorted(found.edges.mT.contiguous(), sums.mT.contiguous(), right=True).mT + found.ends[0]
+        if not (on_line - reached).abs().max() <= is_even(
+            coder
+        ):  # or a clamp between affine operations ends it earlier
             return None
         return _whole(found.chain, found.weight, slope, k * slope / finer, finer, found.ends)
 
@@ -317,14 +319,9 @@ def roundings(program: Program, example: Tensor, chains: Chains, signed: bool) -
     return found
 
 
-def _have_no_gap(coder: ops.Quantize) -> bool:
-    """Whether its codes follow each other."""
-    return len(coder.codes) == int(coder.codes[-1]) - int(coder.codes[0]) + 1
-
-
 def is_even(coder: ops.Quantize) -> bool:
     """Whether its codes follow each other, with edges halfway between two multiples of its step."""
-    if not _have_no_gap(coder) or not coder.step > 0:
+    if coder.has_gaps or not coder.step > 0:
         return False
     halves = torch.arange(coder.ends[0], coder.ends[1]) + 0.5
     return bool(((coder.edges.double() / coder.step - halves).abs() < 1e-3).all())

@@ -217,7 +217,7 @@ class _Round(nn.Module):
         super().__init__()
         self.low, self.high = quantize.ends
         self.zero = quantize.zero
-        self.form, self.number = form_of(quantize, self.low, self.high)
+        self.form, self.number = form_of(quantize)
         self.register_buffer("edges", quantize.edges)
         self.register_buffer("codes", quantize.codes)
 

@@ -292,6 +292,11 @@ class Quantize(Operation):
         """The lowest and the highest code, less the zero."""
         return int(self.codes[0]) - self.zero, int(self.codes[-1]) - self.zero
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some codes do not follow each other."""
+        return len(self.codes) != int(self.codes[-1]) - int(self.codes[0]) + 1
+
     def run(self, *values: Tensor) -> Tensor:
         return self.codes[torch.searchsorted(self.edges, values[0].contiguous(), right=True)]
 

@@ -227,7 +227,7 @@ class _Writer:
 
     def _codes(self, number: int, quantize: Quantize) -> dict[str, Any]:
         low, high = quantize.ends
-        form, factor = form_of(quantize, low, high)
+        form, factor = form_of(quantize)
         table = -1
         if form == EDGES:
             count = torch.tensor([len(quantize.edges)], dtype=torch.int32)
@@ -243,13 +243,14 @@ def _packed(parts: Tensor, bits: int) -> Tensor:
     return (parts.to(torch.uint8).unflatten(-1, (-1, len(places))) << places).sum(-1, dtype=torch.uint8)
 
 
-def form_of(quantize: Quantize, low: int, high: int) -> tuple[int, float]:
+def form_of(quantize: Quantize) -> tuple[int, float]:
     """Return how numbers become codes, and the factor or divisor: as ``clamp(round(x · number))`` if the edges allow.
 
     A product is a few times faster than a quotient; whether it changes at the same floats is tried at each edge.
     """
-    if len(quantize.codes) != high - low + 1:
+    if quantize.has_gaps:
         return EDGES, 0.0
+    low, high = quantize.ends
     step = torch.tensor(quantize.step, dtype=torch.float32)
     inverse = (1 / step.double()).float()
     for nudge in (0, 1, -1, 2, -2):
