@@ -1,15 +1,17 @@
-"""What torch's functions become in ONNX: a table by the names of aten's operators."""
+"""What torch's functions become in ONNX: a table by the names of aten's operators; torch decomposes all others."""
 
 import math
 import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from onnx import TensorProto
 from torch import Tensor, fx, nn
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -27,12 +29,16 @@ class _Call:
         names = [argument.name for argument in schema.arguments]
         self.values = {argument.name: argument.default_value for argument in schema.arguments}
         self.values |= dict(zip(names, function.arguments, strict=False)) | dict(function.named)
+        self.values = {name: _float(value) for name, value in self.values.items()}
         self.args = [self.values[name] for name in names]
         self.graph, self.given, self.result = graph, given, function.result or 0
-        is_one = isinstance(self.args[0], Given | Tensor)
-        first: Any = self.args[0] if is_one else self.args[0][0]
-        self.shape = tuple(first.shape if isinstance(first, Tensor) else shapes[first.place])
-        self.rank, self.x = len(self.shape), self.name(first) if is_one else ""
+        first: Any = self.args[0]
+        self.x = "" if isinstance(first, list) else self.name(first)
+        first = first[0] if isinstance(first, list) and first else first
+        self.shape: tuple[int, ...] = tuple(
+            shapes[first.place] if isinstance(first, Given) else getattr(first, "shape", ())
+        )
+        self.rank = len(self.shape)
 
     def __getattr__(self, name: str) -> Any:
         return self.values.get(name)
@@ -72,14 +78,16 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
         ValueError: there are none for it.
     """
     target: Any = function.function
-    if isinstance(target, nn.Module):
-        return _write_module(graph, function, given[0], shapes[0])
     is_aten = isinstance(target, torch._ops.OpOverload)
     kind = target._schema.name.partition("::")[2].rstrip("_") if is_aten else ""
     name, row = None, _TABLE.get(re.sub("[13]d", "2d", kind))  # which is of any number of dimensions
-    if row is not None and (function.result in (None, 0) or kind.startswith(("split", "unbind"))):
+    if isinstance(target, _InstanceNorm):  # which torch computes as channels of one image
+        name = _instance_norm(graph, target, given[0], shapes[0])
+    elif row is not None and (function.result in (None, 0) or kind.startswith(("split", "unbind", "var_mean"))):
         call = _Call(graph, function, given, shapes)
         name = row(call) if callable(row) else call(row, *call.args[: 2 if row in _OF_TWO else 1])
+    if name is None and (target in _decompositions() or isinstance(target, nn.Module)):
+        name = _write_parts(graph, function, given, shapes)
     if name is None:
         of_opset = f" of opset {graph.form.opset}" if row else ""
         what = str(target) if is_aten else getattr(target, "__name__", type(target).__name__)
@@ -88,43 +96,54 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
     return name
 
 
-def _write_module(graph: Graph, function: Function, given: str, shape: Any) -> str:
-    """Add what a module does with an input of this shape, function by function."""
-    module: Any = function.function
-    if isinstance(module, _InstanceNorm):  # which torch computes as channels of one image
-        numbers = (module.weight, module.bias) if module.affine else (torch.ones(shape[1]), torch.zeros(shape[1]))
-        return graph.node("InstanceNormalization", given, *map(graph.constant, numbers), epsilon=module.eps)
-    run = dispatch_functionalize(getattr(module, "on_floats", module))
-    recorded, more = (make_fx(run)(torch.zeros(images, *shape[1:])) for images in (2, 3))
-    names, shapes, place = [given], [tuple(shape)], dict[Any, Any]()
+def _write_parts(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> str:
+    """Add what a module does, or what torch decomposes a function into, function by function."""
+    target: Any = function.function
+    is_module = isinstance(target, nn.Module)
+    run = getattr(target, "on_floats", target) if is_module else _decompositions()[target]
+    run = replace(function, function=dispatch_functionalize(run)).run  # without changes in place
+    recorded, more = (make_fx(run)(*(torch.zeros(_of(images, shape)) for shape in shapes)) for images in (2, 3))
+    names, shapes, place = list(given), list(shapes), dict[Any, Any]()
     for node, other in zip(recorded.graph.nodes, more.graph.nodes, strict=True):
+        own = tree_map(_of_images, (node.args, node.kwargs), (other.args, other.kwargs), is_leaf=_is_node)
+        arguments, named = tree_map(
+            lambda leaf: place.get(leaf, leaf) if _is_node(leaf) else leaf, own, is_leaf=_is_node
+        )
         if node.op == "placeholder":
-            place[node] = Given(0)
+            place[node] = Given(len(place))
         elif node.op == "get_attr":
             place[node] = getattr(recorded, node.target)
-        elif node.target is operator.getitem:  # of several results the first one is written
-            if node.args[1] == 0:
-                place[node] = place[node.args[0]]
         elif node.op == "output":
-            return names[place[node.args[0]].place]
-        else:
-            own = tree_map(_of_images, (node.args, node.kwargs), (other.args, other.kwargs), is_leaf=_is_node)
-            arguments, named = tree_map(
-                lambda leaf: place.get(leaf, leaf) if _is_node(leaf) else leaf, own, is_leaf=_is_node
-            )
-            part = replace(function, function=node.target, arguments=arguments, named=named, result=None)
-            if any(isinstance(leaf, Given) for leaf in tree_leaves((arguments, named), is_leaf=_is_given)):
+            result = arguments[0]
+            return graph.constant(result) if isinstance(result, Tensor) else names[result.place]
+        elif not any(isinstance(leaf, _OF_IMAGES) for leaf in tree_leaves((arguments, named), is_leaf=_is_value)):
+            place[node] = node.target(*arguments, **named)
+        elif node.users:
+            is_one = node.target is operator.getitem  # of several results
+            part = arguments[0] if is_one else replace(function, function=node.target, arguments=arguments, named=named)
+            part = replace(part, result=arguments[1] if is_one else None)
+            place[node], result = part, node.meta["val"]
+            if isinstance(result, Tensor):
                 names.append(write_function(graph, part, names, shapes))
-                result = node.meta["val"]
-                shapes.append(tuple((result if isinstance(result, Tensor) else result[0]).shape))
+                shapes.append(tuple(result.shape))
                 place[node] = Given(len(names) - 1)
-            else:
-                place[node] = node.target(*arguments, **named)
     raise AssertionError("a graph ends in an output")
 
 
-def _is_given(leaf: Any) -> bool:
-    return isinstance(leaf, Given)
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    aten = torch.ops.aten
+    more = [aten.elu, aten.any, aten._adaptive_avg_pool2d, aten._native_batch_norm_legit, aten.native_layer_norm]
+    return dict(core_aten_decompositions()) | get_decompositions(more)
+
+
+def _of(images: int, shape: Any) -> Any:
+    """Return the shape of a value for another number of images than two."""
+    return (shape[0] // 2 * images, *shape[1:]) if shape and shape[0] % 2 == 0 else shape
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, _OF_IMAGES)
 
 
 def _is_node(leaf: Any) -> bool:
@@ -134,6 +153,10 @@ def _is_node(leaf: Any) -> bool:
 def _of_images(leaf: Any, other: Any) -> Any:
     """Return a number of two images that grows with their number as one of all images."""
     return Images(leaf // 2) if type(leaf) is int and leaf != other else leaf
+
+
+def _float(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) else value
 
 
 def _sum(kind: str) -> Callable[[_Call], str]:
@@ -183,37 +206,6 @@ def _glu(c: _Call) -> str:
     (dim,) = c.dims(c.dim)
     first, second = (c("Slice", c.x, [at], [at + c.shape[dim] // 2], [dim]) for at in (0, c.shape[dim] // 2))
     return gated(c.graph, first, second)
-
-
-_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}  # of torch's padding
-
-
-def _circular(c: _Call) -> str:
-    """Pad each of the last dimensions by its other end."""
-    name, sides = c.x, c.args[1]
-    for place in range(len(sides) // 2):
-        dim, (before, after) = c.rank - 1 - place, sides[2 * place : 2 * place + 2]
-        first = [c("Slice", name, [-before], [2**62], [dim])] if before else []
-        last = [c("Slice", name, [0], [after], [dim])] if after else []
-        name = c("Concat", *first, name, *last, axis=dim)
-    return name
-
-
-def _rolled(c: _Call) -> str | None:
-    name, dims = c.x, c.dims(c.args[2])
-    if not dims:  # of all pixels in a row
-        return None
-    for shift, dim in zip(c.shifts, dims, strict=True):
-        at = [-shift % c.shape[dim]]
-        name = c("Concat", c("Slice", name, at, [2**62], [dim]), c("Slice", name, [0], at, [dim]), axis=dim)
-    return name
-
-
-def _unshuffled(c: _Call) -> str:
-    """ONNX puts the places in a block first, torch the channels."""
-    each, channels = c.args[1] ** 2, c.shape[1]
-    order = torch.arange(each * channels).view(each, channels).t().flatten()
-    return c("Gather", c("SpaceToDepth", c.x, blocksize=c.args[1]), order, axis=1)
 
 
 def _pad(mode: str) -> Callable[[_Call], str | None]:
@@ -299,12 +291,60 @@ def normalized(graph: Graph, x: str, axes: list[int], eps: float) -> str:
     return graph.node("Div", centred, graph.node("Sqrt", graph.node("Add", variance, graph.constant(eps))))
 
 
-def _normalized(c: _Call, x: str, axes: list[int], shape: Sequence[int], output: str = "") -> str:
-    """``(x − mean) / std`` over some axes, in the shape of another value, times weight plus bias."""
-    x = normalized(c.graph, x, axes, c.eps)
-    x = c("Reshape", x, c("Shape", output)) if output else x
-    x = x if c.weight is None else c("Mul", x, c.weight.reshape(shape))
-    return x if c.bias is None else c("Add", x, c.bias.reshape(shape))
+def _instance_norm(graph: Graph, module: Any, x: str, shape: Sequence[int]) -> str:
+    numbers = (module.weight, module.bias) if module.affine else (torch.ones(shape[1]), torch.zeros(shape[1]))
+    return graph.node("InstanceNormalization", x, *map(graph.constant, numbers), epsilon=module.eps)
+
+
+def _variance(c: _Call) -> str | None:
+    """Write the variance; the second result is the mean."""
+    dims = c.dims(c.dim or [0])
+    if 0 in dims and c.shape[0] > 1:  # the number of images
+        return None
+    if c.result:
+        return c.graph.reduced("ReduceMean", c.x, dims, c.keepdim)
+    centred = c("Sub", c.x, c.graph.reduced("ReduceMean", c.x, dims))
+    count = math.prod(c.shape[dim] for dim in dims)
+    factor = count / (count - (1 if c.correction is None else c.correction))
+    return c("Mul", c.graph.reduced("ReduceMean", c("Mul", centred, centred), dims, c.keepdim), factor)
+
+
+def _indexed(c: _Call) -> str | None:
+    """Gather by whole numbers for some dimensions in a row, which become one."""
+    places = [dim for dim, index in enumerate(c.indices) if index is not None]
+    if 0 in places or places != list(range(places[0], places[-1] + 1)):
+        return None
+    index: Any = 0
+    for dim in places:
+        index = index * c.shape[dim] + c.indices[dim].long() % c.shape[dim]
+    x = c.x if len(places) == 1 else c("Reshape", c.x, [0] * places[0] + [-1] + list(c.shape[places[-1] + 1 :]))
+    return c("Gather", x, index, axis=places[0])
+
+
+def _replaced(c: _Call) -> str | None:
+    """Put a value in the place of a part."""
+    size = c.shape[c.dim]
+    start, end, step = slice(c.start, c.end).indices(size) if c.step == 1 else (0, 0, 0)
+    before = [c("Slice", c.x, [0], [start], [c.dim])] if start else []
+    after = [c("Slice", c.x, [end], [size], [c.dim])] if end < size else []
+    return c("Concat", *before, c.src, *after, axis=c.dim) if step else None
+
+
+def _flipped(c: _Call) -> str:
+    count = len(c.args[1])
+    return c("Slice", c.x, [-1] * count, [-(2**62)] * count, c.args[1], [-1] * count)
+
+
+def _sampled(c: _Call) -> str | None:
+    opset = c.graph.form.opset
+    modes = ("linear", "nearest", "cubic") if opset >= 20 else ("bilinear", "nearest", "bicubic")
+    own = dict(mode=modes[c.interpolation_mode], padding_mode=("zeros", "border", "reflection")[c.padding_mode])
+    return c("GridSample", c.x, c.grid, align_corners=int(c.align_corners), **own) if opset >= 16 else None
+
+
+def _extremes(kind: str) -> Callable[[_Call], str]:
+    """Write the largest or smallest numbers of all, or of a dimension."""
+    return lambda c: c.graph.reduced(kind, c.x, list(range(c.rank)) if c.dim is None else c.dims(c.dim), c.keepdim or 0)
 
 
 def _batch_norm(c: _Call) -> str | None:
@@ -317,12 +357,11 @@ def _batch_norm(c: _Call) -> str | None:
 
 
 def _group_norm(c: _Call) -> str:
-    x = c("Reshape", c.x, [0, c.group or c.num_groups, -1])
-    return _normalized(c, x, [2], [-1, *[1] * (c.rank - 2)], c.x)
-
-
-def _layer_norm(c: _Call) -> str:
-    return _normalized(c, c.x, list(range(c.rank - len(c.normalized_shape), c.rank)), c.normalized_shape)
+    groups = c("Reshape", c.x, [0, c.group or c.num_groups, -1])
+    x = c("Reshape", normalized(c.graph, groups, [2], c.eps), c("Shape", c.x))
+    for kind, numbers in (("Mul", c.weight), ("Add", c.bias)):
+        x = x if numbers is None else c(kind, x, numbers.reshape(-1, *[1] * (c.rank - 2)))
+    return x
 
 
 def _attention(c: _Call) -> str | None:
@@ -362,20 +401,31 @@ _KINDS = {torch.bool: "BOOL", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT1
 _EIGHT_BITS = {torch.float8_e4m3fn: "FLOAT8E4M3FN", torch.float8_e5m2: "FLOAT8E5M2"}  # from opset 19 on
 
 
+_OF_IMAGES = Given, Images, Function
 _OF_TWO = "Mul", "Max", "Min", "Pow", "MatMul"
 _NAMES = {  # of operators with the same arguments
     **dict(relu="Relu", sigmoid="Sigmoid", tanh="Tanh", exp="Exp", log="Log", sqrt="Sqrt", abs="Abs"),
-    **dict(neg="Neg", erf="Erf", floor="Floor", ceil="Ceil", sin="Sin", cos="Cos", mul="Mul"),
+    **dict(neg="Neg", erf="Erf", floor="Floor", ceil="Ceil", sin="Sin", cos="Cos", atan="Atan", mul="Mul"),
     **dict(reciprocal="Reciprocal", maximum="Max", minimum="Min", pow="Pow", matmul="MatMul"),
     **dict(mm="MatMul", bmm="MatMul", round="Round", sign="Sign"),
 }
 _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **_NAMES,
     **dict.fromkeys(("clone", "contiguous", "alias", "detach", "dropout"), lambda c: c.x),
-    **dict(add=_sum("Add"), sub=_sum("Sub"), rsub=lambda c: c("Sub", c.args[1], c.x) if c.alpha == 1 else None),
+    **dict(add=_sum("Add"), sub=_sum("Sub"), var=_variance, var_mean=_variance),
+    **dict.fromkeys(("index", "_unsafe_index"), _indexed),
+    "index_select": lambda c: c("Gather", c.x, c.index.long(), axis=c.dim),
+    "full": lambda c: c("Expand", float(c.fill_value), c.sizes(c.size, False)),
+    "full_like": lambda c: c("Expand", float(c.fill_value), c("Shape", c.x)),
+    **dict(empty=lambda c: c("Expand", 0.0, c.sizes(c.size, False)), exp2=lambda c: c("Pow", 2.0, c.x)),
+    "copy": lambda c: c("Expand", c.src, c("Shape", c.x)),
+    **dict(flip=_flipped, slice_scatter=_replaced),
+    "cumsum": lambda c: c("CumSum", c.x, torch.tensor(c.dim)),
+    **dict(log1p=lambda c: c("Log", c("Add", c.x, 1.0)), expm1=lambda c: c("Sub", c("Exp", c.x), 1.0)),
     "div": lambda c: c("Div", c.x, c.args[1]) if c.rounding_mode is None else None,
     **dict(lt=_compared("Less"), gt=_compared("Greater"), eq=_compared("Equal"), _to_copy=_copy),
     **dict(le=_compared("LessOrEqual"), ge=_compared("GreaterOrEqual")),
+    "ne": lambda c: c("Sub", 1.0, _compared("Equal")(c)),
     "where": lambda c: c("Where", _cast(c, c.x, "BOOL"), *c.args[1:]),
     "masked_fill": lambda c: c("Where", _cast(c, c.mask, "BOOL"), c.value, c.x),
     "copysign": _copysign,
@@ -385,7 +435,6 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "hardsigmoid": lambda c: c("HardSigmoid", c.x, alpha=1 / 6, beta=0.5),
     "hardswish": lambda c: c("Mul", c.x, c("HardSigmoid", c.x, alpha=1 / 6, beta=0.5)),
     "silu": lambda c: gated(c.graph, c.x, c.x),
-    "mish": lambda c: c("Mul", c.x, c("Tanh", c("Softplus", c.x))),
     "softplus": lambda c: c("Softplus", c.x) if c.beta == 1 else None,
     "elu": lambda c: c("Elu", c.x, alpha=float(c.alpha)) if c.scale == c.input_scale == 1 else None,
     "leaky_relu": lambda c: c("LeakyRelu", c.x, alpha=float(c.negative_slope)),
@@ -401,15 +450,12 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "select": lambda c: c("Gather", c.x, torch.tensor(c.index), axis=c.dim),
     **dict(transpose=_transpose, t=_transpose, permute=lambda c: c("Transpose", c.x, perm=c.dims(c.args[1]))),
     "cat": lambda c: c("Concat", *c.args[0], axis=c.dim),
-    "stack": lambda c: c("Concat", *(c("Unsqueeze", c.name(x), [c.dim]) for x in c.args[0]), axis=c.dim),
-    **dict(roll=_rolled, pixel_unshuffle=_unshuffled),
     "repeat": lambda c: c("Tile", c.x, c.sizes(c.repeats, False)) if len(c.repeats) == c.rank else None,
-    "threshold": lambda c: c("Where", c("Greater", c.x, float(c.threshold)), c.x, float(c.value)),
     "linalg_vector_norm": lambda c: _reduce("ReduceL2")(c) if c.ord == 2 else None,
     "argmax": lambda c: _cast(c, c("ArgMax", c.x, axis=c.dim, keepdims=int(c.keepdim)), "FLOAT") if c.dim else None,
     "pixel_shuffle": lambda c: c("DepthToSpace", c.x, blocksize=c.args[1], mode="CRD"),
     **dict(constant_pad_nd=_pad("constant"), reflection_pad2d=_pad("reflect"), replication_pad2d=_pad("edge")),
-    "pad": lambda c: _circular(c) if c.mode == "circular" else _pad(_MODES[c.mode])(c),
+    **dict(group_norm=_group_norm, native_group_norm=_group_norm),
     **dict.fromkeys(("avg_pool2d", "max_pool2d", "max_pool2d_with_indices"), _pooled),
     **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), _adaptive("AveragePool")),
     "adaptive_max_pool2d": _adaptive("MaxPool"),
@@ -417,12 +463,11 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "upsample_bicubic2d": _resized("cubic"),
     **dict.fromkeys(("upsample_linear2d", "upsample_trilinear2d"), _resized("linear")),
     **dict(mean=_reduce("ReduceMean"), amax=_reduce("ReduceMax"), amin=_reduce("ReduceMin"), sum=_reduce("ReduceSum")),
-    "max": lambda c: c.graph.reduced("ReduceMax", c.x, [*range(c.rank)], False) if len(c.args) == 1 else None,
+    **dict(max=_extremes("ReduceMax"), min=_extremes("ReduceMin"), prod=_extremes("ReduceProd")),
+    "grid_sampler_2d": _sampled,
     "linear": _linear,
     "addmm": lambda c: c("Add", c("MatMul", c.mat1, c.mat2), c.x) if c.alpha == c.beta == 1 else None,
     **dict.fromkeys(("convolution", "conv2d"), _convolution),
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_native_batch_norm_legit_no_training": _batch_norm,
-    **dict(layer_norm=_layer_norm, native_layer_norm=_layer_norm),
-    **dict(group_norm=_group_norm, native_group_norm=_group_norm),
 }
