@@ -545,6 +545,13 @@ def test_padding_modes(scheme: Scheme, mode: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(OnnxModel(tmp_path / "model.onnx")(x), model(x))
 
 
+def test_signs_around_a_mean_after_global_pooling(tmp_path: Path) -> None:
+    first, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1)), torch.randn(4, 3, 9, 8)
+    model = nn.Sequential(first, qconv.QConv2d(8, 6, 1, scheme=schemes.siman())).eval()
+    qconv.export_onnx(model, tmp_path / "model.onnx", x)
+    torch.testing.assert_close(OnnxModel(tmp_path / "model.onnx")(x), model(x))
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [

@@ -107,7 +107,7 @@ def _write_module(graph: Graph, function: Function, given: str, shape: Any) -> s
                 place[node] = place[node.args[0]]
         elif node.op == "output":
             return names[place[node.args[0]].place]
-        else:
+        elif node.users:  # a tensor without any was asked for its strides
             own = tree_map(_of_images, (node.args, node.kwargs), (other.args, other.kwargs), is_leaf=_is_node)
             arguments, named = tree_map(
                 lambda leaf: place.get(leaf, leaf) if _is_node(leaf) else leaf, own, is_leaf=_is_node
