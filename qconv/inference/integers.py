@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ..layers import QConv1d, QConv2d, QConv3d, QConvTranspose2d, QLinear, QuantizedLayer
 from ..program import operations as ops
 from ..program.operations import Window
-from ..quantizers import Identity, Quantizer, input_scale
+from ..quantizers import Identity, Quantizer, Whole, input_scale
+from ..quantizers.base import whole_of
 from ..quantizers.levels import Levels
 from .builder import Builder, Value, blocks_of
 
@@ -135,11 +136,13 @@ def from_zero(levels: Levels) -> Levels:
 class Quantized(nn.Module):
     """A trained layer on floats: its operation on the quantized input and a weight that is quantized once.
 
-    ``output = op(pad(input_q), weight_q) + bias``; a layer of another kind, or with a map of input magnitudes, stays
-    as it is.
+    ``output = op(pad(input_q), weight_q) + bias``, with exact sums of whole numbers as in training (`scaled`); a layer
+    of another kind, or with a map of input magnitudes, stays as it is.
     """
 
     weight: Tensor | None
+    values: Tensor | None
+    scale: Tensor | None
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -148,14 +151,40 @@ class Quantized(nn.Module):
         self.layer = copy.deepcopy(layer)
         with layer.as_evaluated() as (quantizer, filters):
             weight = quantizer.quantize(filters, *quantizer.tensors()) if self.is_known else None
+            whole = whole_of(quantizer, filters, quantizer.tensors()) if self.is_known else None
         self.register_buffer("weight", weight)
+        values = scale = None
+        if weight is not None and whole is not None:
+            scales = torch.ones((), device=weight.device) if whole.scale is None else whole.scale
+            by_filter = len(weight), *[1] * (weight.ndim - 1)
+            if scales.numel() == 1 or scales.shape == by_filter:
+                values, scale = whole.values, scales.expand(by_filter).squeeze(1)
+        self.register_buffer("values", values)
+        self.register_buffer("scale", scale)
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer's output."""
         layer: Any = self.layer
         if not self.is_known or input.ndim == layer.weight.ndim - 1 != 1:
             return layer(input)
-        return self.product(self.input(input), self.weight, layer.bias, input)
+        quantizer = layer.input_quantizer
+        output = self.scaled(whole_of(quantizer, self.padded(input), quantizer.tensors()), layer.bias, input)
+        return self.product(self.input(input), self.weight, layer.bias, input) if output is None else output
+
+    def scaled(self, whole: Whole | None, bias: Tensor | None, input: Tensor) -> Tensor | None:
+        """Return the output of an input of whole numbers, in their dtype; None if scales can't follow the sums.
+
+        Scaled before, weights that were rounded would leave a residue where codes cancel out, and the next layer would
+        take its sign.
+        """
+        if whole is None or self.values is None or self.scale is None or getattr(self.layer, "border_value", 0):
+            return None
+        values, unit = whole
+        if unit is not None and unit.numel() != 1:
+            return None
+        scale = self.scale if unit is None else self.scale * unit.reshape(())
+        output = self.product(values, self.values.to(values.dtype), None, input) * scale
+        return output if bias is None else output + bias.view(scale.shape)
 
     def input(self, input: Tensor) -> Tensor:
         """Return the quantized input."""

@@ -21,7 +21,8 @@ from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model
 from ..program.operations import Quantize
-from ..quantizers import Identity
+from ..quantizers import Identity, Whole
+from ..quantizers.base import whole_of
 from .build import FrozenModel, build
 from .defaults import of_shipping
 from .integers import Quantized, from_zero
@@ -434,14 +435,18 @@ def _output(layer: Quantized, input: Tensor, own: Own | None) -> Tensor:
     trained: Any = layer.layer
     if not layer.is_known or input.ndim == trained.weight.ndim - 1 != 1:
         return trained(input)
-    quantizer, input_q = trained.input_quantizer, layer.input(input).double()
-    if own is not None and own.codes is not None:
-        levels = from_zero(quantizer.levels(*quantizer.tensors()))
-        if own.codes.numel() == input_q.numel():
-            values = own.codes.reshape(input_q.shape).double() * levels.scale.double()
-            input_q = values if levels.offset is None else values + levels.offset.double()
-    weight, bias = layer.weight, trained.bias
-    return layer.product(input_q, weight.double(), None if bias is None else bias.double(), input)  # pyright: ignore
+    quantizer, weight = trained.input_quantizer, layer.weight
+    bias = None if trained.bias is None else trained.bias.double()
+    input_q, whole = layer.input(input).double(), whole_of(quantizer, layer.padded(input), quantizer.tensors())
+    if own is not None and own.codes is not None and own.codes.numel() == input_q.numel():
+        levels, values = from_zero(quantizer.levels(*quantizer.tensors())), own.codes.reshape(input_q.shape)
+        input_q = values.double() * levels.scale.double()
+        whole = Whole(values, levels.scale) if levels.offset is None else None
+        input_q = input_q if levels.offset is None else input_q + levels.offset.double()
+    if whole is not None:
+        whole = Whole(whole.values.double(), None if whole.scale is None else whole.scale.double())
+    output = layer.scaled(whole, bias, input)
+    return layer.product(input_q, weight.double(), bias, input) if output is None else output  # pyright: ignore
 
 
 def difference(got: Tensor, wanted: Tensor) -> Tensor:
