@@ -737,6 +737,19 @@ def test_a_softplus_that_falls_is_not_folded() -> None:
     torch.testing.assert_close(build(model, x)(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d])
+def test_sums_of_floats_are_0_where_codes_cancel_out(kind: type[nn.Conv3d]) -> None:
+    """A layer of signs follows, and takes the sign of any residue."""
+    ndim = int(kind.__name__[-2])
+    conv: Any = getattr(nn, f"Conv{ndim}d")
+    layer, x = kind(8, 8, 3, stride=2, bias=False), torch.randn(64, 3, *[9] * ndim)
+    model = nn.Sequential(conv(3, 8, 3), layer, conv(8, 8, 3))
+    qconv.convert(model, schemes.lsq(4, 4), skip=("first",), overrides={"2": BNN}, check=False)
+    qconv.calibrate(model, [x])
+    torch.testing.assert_close(build(model.eval(), x)(x), model(x), rtol=0, atol=1e-4)
+    assert (layer(model[0](x)) == 0).any()
+
+
 def test_inputs_of_few_bits_with_float_weights() -> None:
     """As in the first run of a network in two stages, whose weights come last."""
     x = torch.randn(4, 8, 6, 6)

@@ -572,6 +572,24 @@ def test_padding_modes(scheme: Scheme, mode: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(OnnxModel(tmp_path / "model.onnx")(x), model(x))
 
 
+def test_codes_of_volumes_that_cancel_out(tmp_path: Path) -> None:
+    """Their sum is 0, of which signs follow; with a scale in the weights, it would not be."""
+    conv, x = nn.Conv3d(8, 8, 3, bias=False), torch.randn(16, 3, 7, 7, 7)
+    model = nn.Sequential(nn.Conv3d(3, 8, 3), conv, nn.Conv3d(8, 8, 3), nn.Flatten(), nn.Linear(8, 5))
+    qconv.convert(model, schemes.lsq(4, 4), skip=("first",), overrides={"2": schemes.bnn()}, check=False)
+    qconv.calibrate(model, [x])
+    qconv.export_onnx(model.eval(), tmp_path / "model.onnx", x)
+    torch.testing.assert_close(OnnxModel(tmp_path / "model.onnx")(x), model(x), rtol=1e-4, atol=1e-4)
+    assert (conv(model[0](x)) == 0).any()
+
+
+def test_signs_around_a_mean_after_global_pooling(tmp_path: Path) -> None:
+    first, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1)), torch.randn(4, 3, 9, 8)
+    model = nn.Sequential(first, qconv.QConv2d(8, 6, 1, scheme=schemes.siman())).eval()
+    qconv.export_onnx(model, tmp_path / "model.onnx", x)
+    torch.testing.assert_close(OnnxModel(tmp_path / "model.onnx")(x), model(x))
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [

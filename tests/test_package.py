@@ -41,7 +41,7 @@ ROOMS = {
     "packed": {"convert", "ground", "layers", "lean", "models", "quantizers", "scheme"},
     "summary": {"ground", "layers", "lean", "packed", "quantizers"},
     "program": {"kernels"},
-    "inference": {"convert", "ground", "kernels", "layers", "lean", "packed", "program", "quantizers"},
+    "inference": {"convert", "function", "ground", "kernels", "layers", "lean", "packed", "program", "quantizers"},
     "onnx": {"ground", "inference", "layers", "program"},
     "zoo": {"ground", "images", "inference", "packed", "runs"},
     "export": {"ground", "inference", "layers", "onnx", "packed", "program", "zoo"},

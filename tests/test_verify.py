@@ -285,6 +285,22 @@ def test_writes_into_tensors_are_kept() -> None:
     assert max(each.error for each in found.layers) < 1e-5
 
 
+class Step(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.where(input >= 0, 1.0, -1.0)
+
+
+def test_codes_that_cancel_out_leave_no_residue() -> None:
+    """Their sum is 0, of which a step takes the sign; with weights that were rounded, it would not be."""
+    input, conv = torch.randn(64, 3, 12, 12), nn.Conv2d(8, 8, 3, bias=False)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), conv, Step(), nn.Conv2d(8, 4, 3))
+    qconv.convert(model, schemes.lsq(4, 4), skip=("first",), check=False)
+    qconv.calibrate(model, [input])
+    found = verify(model.eval(), build(model, input), input)
+    assert (conv(model[0](input)) == 0).any()
+    assert found.equal, f"\n{found}"
+
+
 def test_terms_that_cancel_out_explain_their_rounding() -> None:
     layer, exact = nn.Conv2d(1, 2, 1), torch.full((2, 2, 3, 3), 1e-6, dtype=torch.float64)
     nn.init.constant_(cast(Tensor, layer.bias), -1.0)  # of sums of 1.000001

@@ -103,7 +103,12 @@ def _whole(
     if whole_x is None:
         return None
     whole_w = whole_of(of_weight[0], weight, of_weight[1])
-    return (whole_x, whole_w) if whole_w is not None and _is_of_filters(whole_w.scale, weight) else None
+    return (whole_x, whole_w) if whole_w is not None and _is_of_filters(whole_w) else None
+
+
+def scales_follow(of_input: Tensor | None, weight: Whole, op: Any) -> bool:
+    """Whether the scales of an input and of a weight can be moved out of the sums."""
+    return _moves_out(of_input, op) and _is_of_filters(weight)
 
 
 def _moves_out(scale: Tensor | None, op: Any) -> bool:
@@ -112,9 +117,10 @@ def _moves_out(scale: Tensor | None, op: Any) -> bool:
     return scale is None or (scale.numel() == 1 and not is_padded)
 
 
-def _is_of_filters(scale: Tensor | None, weight: Tensor) -> bool:
+def _is_of_filters(weight: Whole) -> bool:
     """Whether the scale of a weight is one number, or one for each filter."""
-    return scale is None or scale.numel() == 1 or scale.shape == (len(weight), *[1] * (weight.ndim - 1))
+    values, scale = weight
+    return scale is None or scale.numel() == 1 or scale.shape == (len(values), *[1] * (values.ndim - 1))
 
 
 def runs_in_integers(
@@ -152,7 +158,7 @@ def _of_integers(
     if whole_x is None or not _moves_out(whole_x.scale, op):
         return None
     whole_w = _signed(weight, quantizer_w, tensors_w)
-    if whole_w is None or not _is_of_filters(whole_w.scale, weight):
+    if whole_w is None or not _is_of_filters(whole_w):
         return None
     scale = output_scale(whole_x.scale, whole_w.scale, input.dtype)
     scale = None if scale is None else scale.flatten().float().expand(len(weight)).contiguous()

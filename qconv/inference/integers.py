@@ -133,10 +133,10 @@ def from_zero(levels: Levels) -> Levels:
 
 
 class Quantized(nn.Module):
-    """A trained layer on floats: its operation on the quantized input and a weight that is quantized once.
+    """A trained layer on floats: its own forward, without hooks, and the parts of it that are compared.
 
-    ``output = op(pad(input_q), weight_q) + bias``; a layer of another kind, or with a map of input magnitudes, stays
-    as it is.
+    Attributes:
+        weight: the quantized weight; None of a layer of another kind, or with a map of input magnitudes.
     """
 
     weight: Tensor | None
@@ -152,10 +152,7 @@ class Quantized(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer's output."""
-        layer: Any = self.layer
-        if not self.is_known or input.ndim == layer.weight.ndim - 1 != 1:
-            return layer(input)
-        return self.product(self.input(input), self.weight, layer.bias, input)
+        return self.layer.forward(input)  # pyright: ignore
 
     def input(self, input: Tensor) -> Tensor:
         """Return the quantized input."""

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from ..convert import to_float
+from ..function.sums import output_scale, plus, scales_follow
 from ..ground.table import Column, least_width, lines, wrap
 from ..layers import QuantizedLayer
 from ..layers.copies import copied
@@ -21,7 +22,8 @@ from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model
 from ..program.operations import Quantize
-from ..quantizers import Identity
+from ..quantizers import Identity, Whole
+from ..quantizers.base import whole_of
 from .build import FrozenModel, build
 from .defaults import of_shipping
 from .integers import Quantized, from_zero
@@ -434,14 +436,23 @@ def _output(layer: Quantized, input: Tensor, own: Own | None) -> Tensor:
     trained: Any = layer.layer
     if not layer.is_known or input.ndim == trained.weight.ndim - 1 != 1:
         return trained(input)
-    quantizer, input_q = trained.input_quantizer, layer.input(input).double()
-    if own is not None and own.codes is not None:
-        levels = from_zero(quantizer.levels(*quantizer.tensors()))
-        if own.codes.numel() == input_q.numel():
-            values = own.codes.reshape(input_q.shape).double() * levels.scale.double()
-            input_q = values if levels.offset is None else values + levels.offset.double()
-    weight, bias = layer.weight, trained.bias
-    return layer.product(input_q, weight.double(), None if bias is None else bias.double(), input)  # pyright: ignore
+    quantizer, weight = trained.input_quantizer, layer.weight
+    bias = None if trained.bias is None else trained.bias.double()
+    input_q, whole = layer.input(input).double(), whole_of(quantizer, layer.padded(input), quantizer.tensors())
+    if own is not None and own.codes is not None and own.codes.numel() == input_q.numel():
+        levels, values = from_zero(quantizer.levels(*quantizer.tensors())), own.codes.reshape(input_q.shape)
+        input_q = values.double() * levels.scale.double()
+        whole = Whole(values, levels.scale) if levels.offset is None else None
+        input_q = input_q if levels.offset is None else input_q + levels.offset.double()
+    with trained.as_evaluated() as (of_weight, filters):
+        whole_w = whole_of(of_weight, filters, of_weight.tensors())
+    op = trained.operation(input) if trained.weight.ndim > 2 else None
+    if whole is None or whole_w is None or not scales_follow(whole.scale, whole_w, op):
+        return layer.product(input_q, weight.double(), bias, input)  # pyright: ignore
+    output = layer.product(whole.values.double(), whole_w.values.double(), None, input)
+    scale = output_scale(whole.scale, whole_w.scale, torch.float64)
+    output = output if scale is None else output * scale
+    return output if bias is None else plus(output, bias, trained.weight)
 
 
 def difference(got: Tensor, wanted: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.functional_tensor import dispatch_functionalize
@@ -18,7 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..program.operations import Function, Given, Images
-from .graph import Graph
+from .graph import Form, Graph
 
 
 class _Call:
@@ -96,6 +96,33 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
     return name
 
 
+def as_model(function: Function, shapes: Sequence[Any], images: Any) -> bytes:
+    """Return the content of an ONNX file of a function.
+
+    Args:
+        function: of inputs with these shapes, for two images; their names in the file are "0", "1" and so on.
+        shapes: of its inputs.
+        images: the shape of two images, on whose number sizes may depend; their name is "input".
+
+    Raises:
+        ValueError: ONNX has no nodes for it.
+    """
+    graph, sizes = Graph(Form(17)), {str(place): shape for place, shape in enumerate(shapes)}
+    graph.node("Identity", write_function(graph, function, [*sizes], shapes))
+    sizes["input"] = images
+    read = {name for node in graph.nodes for name in node.input}
+    inputs = [_input(name, shape) for name, shape in sizes.items() if name in read]
+    output = helper.make_tensor_value_info(graph.nodes[-1].output[0], TensorProto.FLOAT, None)
+    made = helper.make_graph(graph.nodes, "function", inputs, [output], graph.constants)
+    opsets = [helper.make_opsetid("", graph.form.opset)]
+    return helper.make_model(made, opset_imports=opsets).SerializeToString()
+
+
+def _input(name: str, shape: Any) -> Any:
+    of_images = [f"images of {name}"] if shape and shape[0] % 2 == 0 else list(shape[:1])
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [*of_images, *shape[1:]])
+
+
 def _write_parts(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> str:
     """Add what a module does, or what torch decomposes a function into, function by function."""
     target: Any = function.function
@@ -113,12 +140,14 @@ def _write_parts(graph: Graph, function: Function, given: Sequence[str], shapes:
             place[node] = Given(len(place))
         elif node.op == "get_attr":
             place[node] = getattr(recorded, node.target)
+        elif node.op != "output" and not node.users:  # such as a tensor of which only the strides were read
+            continue
         elif node.op == "output":
             result = arguments[0]
             return graph.constant(result) if isinstance(result, Tensor) else names[result.place]
         elif not any(isinstance(leaf, _OF_IMAGES) for leaf in tree_leaves((arguments, named), is_leaf=_is_value)):
             place[node] = node.target(*arguments, **named)
-        elif node.users:
+        else:
             is_one = node.target is operator.getitem  # of several results
             part = arguments[0] if is_one else replace(function, function=node.target, arguments=arguments, named=named)
             part = replace(part, result=arguments[1] if is_one else None)
@@ -161,6 +190,12 @@ def _float(value: Any) -> Any:
 
 def _sum(kind: str) -> Callable[[_Call], str]:
     return lambda c: c(kind, c.x, c.args[1] if c.alpha in (None, 1) else c("Mul", c.args[1], c.alpha))
+
+
+def _product(c: _Call) -> str:
+    """Multiply a constant by a value: the other way round, ONNX Runtime (1.32) multiplies weights by it."""
+    x, y = c.args[:2]
+    return c("Mul", *((y, x) if isinstance(x, Given) else (x, y)))
 
 
 def _clip(*names: str) -> Callable[[_Call], str]:
@@ -405,13 +440,14 @@ _OF_IMAGES = Given, Images, Function
 _OF_TWO = "Mul", "Max", "Min", "Pow", "MatMul"
 _NAMES = {  # of operators with the same arguments
     **dict(relu="Relu", sigmoid="Sigmoid", tanh="Tanh", exp="Exp", log="Log", sqrt="Sqrt", abs="Abs"),
-    **dict(neg="Neg", erf="Erf", floor="Floor", ceil="Ceil", sin="Sin", cos="Cos", atan="Atan", mul="Mul"),
+    **dict(neg="Neg", erf="Erf", floor="Floor", ceil="Ceil", sin="Sin", cos="Cos", atan="Atan"),
     **dict(reciprocal="Reciprocal", maximum="Max", minimum="Min", pow="Pow", matmul="MatMul"),
     **dict(mm="MatMul", bmm="MatMul", round="Round", sign="Sign"),
 }
 _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **_NAMES,
     **dict.fromkeys(("clone", "contiguous", "alias", "detach", "dropout"), lambda c: c.x),
+    "mul": _product,
     **dict(add=_sum("Add"), sub=_sum("Sub"), var=_variance, var_mean=_variance),
     **dict.fromkeys(("index", "_unsafe_index"), _indexed),
     "index_select": lambda c: c("Gather", c.x, c.index.long(), axis=c.dim),
