@@ -10,6 +10,7 @@ own tools make it.
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from ..ground.checks import check_flags
 from ..ground.extras import needed
 from ..ground.files import write_file
-from ..onnx.integers import Chains, Integers, roundings
+from ..onnx.integers import Chains, Integers, fast, roundings
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize, Size, Window
 from ..program.plan import EDGES, PRODUCT, form_of
@@ -153,7 +154,7 @@ class _Writer:
 
         self.schema: Any = schema
         self.program, self.four_bits = program, four_bits
-        self.sizes = program.sizes((images.shape[2], images.shape[3]))
+        self.shapes = [tuple(value.shape) for value in program.values(torch.cat([images[:1]] * 2), fast)]
         self.chains, self.rounded = Chains(program), dict[int, _How]()
         self.in_bytes, self.quantized = dict[int, Integers](), dict[int, _How]()
         if round_outputs:
@@ -168,7 +169,8 @@ class _Writer:
         self.operators: list[Any] = []
         self.kinds: dict[tuple[str, int], int] = {}
         self.values: list[int] = []
-        self.bytes, self.floats = dict[int, int](), dict[int, int]()
+        self.bytes, self.in_floats = dict[int, int](), dict[int, int]()
+        self.moved = dict[tuple[int, tuple[int, ...]], int]()
         self.origin = ""
 
     def model(self) -> Any:
@@ -185,7 +187,7 @@ class _Writer:
             elif number in sums:
                 terms = [self.values[place] for place in self.program.operations[sums[number]].inputs]
                 options, how = schema.AddOptionsT(), self.rounded[number]
-                self.values.append(self._add("ADD", terms, self._size(number), options, version=2, how=how))
+                self.values.append(self.add("ADD", terms, self._size(number), options, version=2, how=how))
             elif isinstance(operation, ops.Take) and self._keeps_step(operation, number):
                 self.values.append(self._take(operation, self._size(number), self.values[operation.inputs[0]]))
             else:
@@ -205,9 +207,13 @@ class _Writer:
             shape = [-1, self.program.operations[self.program.output].channels]
             options = schema.ReshapeOptionsT()
             options.newShape = shape
-            output = self._add("RESHAPE", [output, self._whole(shape)], [1, shape[1]], options)
+            output = self.add("RESHAPE", [output, self.whole(shape)], [1, shape[1]], options)
+        read = {output, *inner.values()}
+        for operator in reversed(self.operators):
+            read |= {*operator.inputs} if operator.outputs[0] in read else set()
+        operators = [each for each in self.operators if each.outputs[0] in read]
         graph, model, told = schema.SubGraphT(), schema.ModelT(), schema.MetadataT()
-        graph.name, graph.tensors, graph.operators = "main", self.tensors, self.operators
+        graph.name, graph.tensors, graph.operators = "main", self.tensors, operators
         graph.inputs, graph.outputs = [0], [output]  # the first tensor, before it is rounded
         told.name, told.buffer = _METADATA, self._buffer(json.dumps(inner).encode())
         model.version, model.description, model.metadata = 3, "qconv", [told]
@@ -235,14 +241,14 @@ class _Writer:
     def _cut(self, quantize: Any, x: int) -> int:
         """Floats that the smallest byte or this clamp cuts below: of bytes, XNNPACK rounds the ratio of both steps."""
         low, high = quantize.ends
-        return self._clamp(x, low * quantize.step, math.inf) if high - low < 255 else x
+        return self.clamped(x, low * quantize.step, math.inf) if high - low < 255 else x
 
     def _rounded(self, x: int, how: _How) -> int:
         """The numbers of a tensor in bytes, with a step and a zero point."""
-        return self._add("QUANTIZE", [x], self._shape(x), self.schema.QuantizeOptionsT(), how=how)
+        return self.add("QUANTIZE", [x], self.shape(x), self.schema.QuantizeOptionsT(), how=how)
 
     def _size(self, place: int) -> list[int]:
-        return [1, *self.sizes[place], self.program.operations[place].channels]
+        return [1, *self.shapes[place][2:], self.program.operations[place].channels]
 
     def _written(self, operation: Operation, shape: list[int], *given: int) -> int:
         """Add the operators of an operation; return the tensor of its value. Codes are less their zero."""
@@ -260,9 +266,9 @@ class _Writer:
             case ops.Multiply():
                 return self._binary("MUL", x, others[0])
             case ops.PReLU():
-                return self._add("PRELU", [x, self._floats(operation.slope.view(1, 1, -1))], shape)
+                return self.add("PRELU", [x, self.floats(operation.slope.view(1, 1, -1))], shape)
             case ops.Clamp():
-                return self._clamp(x, operation.low, operation.high)
+                return self.clamped(x, operation.low, operation.high)
             case Quantize():
                 return self._quantize(operation, x)
             case ops.Sign():
@@ -272,28 +278,28 @@ class _Writer:
             case ops.Select():
                 options = self.schema.GatherOptionsT()
                 options.axis = 3
-                return self._add("GATHER", [x, self._whole(operation.index.tolist())], shape, options)
+                return self.add("GATHER", [x, self.whole(operation.index.tolist())], shape, options)
             case ops.Bilinear():
                 options = self.schema.ResizeBilinearOptionsT()
                 options.alignCorners, options.halfPixelCenters = operation.align_corners, not operation.align_corners
-                return self._add("RESIZE_BILINEAR", [x, self._whole(shape[1:3])], shape, options)
+                return self.add("RESIZE_BILINEAR", [x, self.whole(shape[1:3])], shape, options)
             case ops.Repeat():
                 options = self.schema.ResizeNearestNeighborOptionsT()
-                return self._add("RESIZE_NEAREST_NEIGHBOR", [x, self._whole(shape[1:3])], shape, options)
+                return self.add("RESIZE_NEAREST_NEIGHBOR", [x, self.whole(shape[1:3])], shape, options)
             case ops.Shuffle():  # LiteRT has the places in a block before the channels
-                order = torch.arange(self._shape(x)[3]).view(-1, operation.times**2).t().flatten().tolist()
+                order = torch.arange(self.shape(x)[3]).view(-1, operation.times**2).t().flatten().tolist()
                 options, gather = self.schema.DepthToSpaceOptionsT(), self.schema.GatherOptionsT()
                 options.blockSize, gather.axis = operation.times, 3
-                return self._add(
+                return self.add(
                     "DEPTH_TO_SPACE",
-                    [self._add("GATHER", [x, self._whole(order)], self._shape(x), gather)],
+                    [self.add("GATHER", [x, self.whole(order)], self.shape(x), gather)],
                     shape,
                     options,
                 )
             case ops.GELU():
-                return self._add("GELU", [x], shape, self.schema.GeluOptionsT())
+                return self.add("GELU", [x], shape, self.schema.GeluOptionsT())
             case ops.Sigmoid():
-                curve = self._add("LOGISTIC", [x], shape)
+                curve = self.add("LOGISTIC", [x], shape)
                 return self._binary("MUL", x, curve) if isinstance(operation, ops.SiLU) else curve
             case ops.Average() | ops.Maximum():
                 return self._pool(operation, shape, x)
@@ -303,17 +309,36 @@ class _Writer:
                 one = [*shape[:3], 1]
                 rest = self._binary("SUB", x, self._mean(x, [3], one))
                 variance = self._mean(self._binary("MUL", rest, rest), [3], one)
-                root = self._add("SQRT", [self._binary("ADD", variance, torch.tensor([operation.eps]))], one)
+                root = self.add("SQRT", [self._binary("ADD", variance, torch.tensor([operation.eps]))], one)
                 return self._binary("DIV", rest, root)
-        what = getattr(operation, "function", type(operation).__name__)
-        raise ValueError(f"'{operation.origin}': {what} can't be written for LiteRT")
+            case ops.Function():
+                return self._function(operation, given)
+        raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for LiteRT")
+
+    def _function(self, function: ops.Function, given: Sequence[int]) -> int:
+        """A function of torch, which takes images with channels first."""
+        with needed("export of other functions to LiteRT"):
+            from .litert_functions import write_function
+        shapes = [self.shapes[place] for place in function.inputs]
+        given = [self.turned(x, (0, 3, 1, 2)) for x in given]
+        return self.turned(write_function(self, function, given, shapes, self.shapes[0]), (0, 2, 3, 1))
+
+    def turned(self, x: int, order: tuple[int, ...]) -> int:
+        """Move the dimensions of images; back again is the tensor before, and what nobody reads is not written."""
+        if len(self.shape(x)) != 4:
+            return x
+        if (x, order) not in self.moved:
+            shape = [self.shape(x)[place] for place in order]
+            turned = self.add("TRANSPOSE", [x, self.whole(order)], shape, self.schema.TransposeOptionsT())
+            self.moved[x, order], self.moved[turned, tuple(map(order.index, range(4)))] = turned, x
+        return self.moved[x, order]
 
     def _conv(self, conv: Any, x: int) -> int:
         coder: Any = self.program.operations[conv.inputs[0]]
         if isinstance(conv, ops.ConvCodes) and conv.zero != coder.zero:
             x = self._binary("ADD", x, torch.tensor(float(coder.zero - conv.zero)))
         filters, steps = self._weight(conv)
-        bias = self._floats(torch.zeros(conv.channels))
+        bias = self.floats(torch.zeros(conv.channels))
         sums = self._convolved(conv, x, filters, bias, float(getattr(conv, "pad_value", 0)))
         return sums if bool((steps == 1).all()) else self._binary("MUL", sums, steps)
 
@@ -333,9 +358,9 @@ class _Writer:
         pool: Any = self.program.operations[found.chain[-1]]
         if not isinstance(pool, ops.Maximum):
             return codes
-        height, width = self._shape(codes)[1:3]
+        height, width = self.shape(codes)[1:3]
         is_below = low < 0 and any(pool.window.reached((height, width)))  # bytes are padded by the code 0
-        shape = [1, *self.sizes[found.chain[-1]], conv.channels]
+        shape = self._size(found.chain[-1])
         return self._pool(pool, shape, self._as_floats(codes) if is_below else codes)
 
     def _convolved(
@@ -350,7 +375,7 @@ class _Writer:
     ) -> int:
         """Sums as floats, or as bytes."""
         window, is_depthwise = conv.window, self._is_depthwise(conv)
-        height, width = self._shape(x)[1:3]
+        height, width = self.shape(x)[1:3]
         is_same = _is_same(window, (height, width)) and not pad_value
         shape = [1, *conv.size((height, width)), conv.channels]
         if not is_same:
@@ -360,9 +385,9 @@ class _Writer:
         options.dilationHFactor, options.dilationWFactor = window.dilation
         options.fusedActivationFunction = activation
         if is_depthwise:
-            options.depthMultiplier = conv.channels // self._shape(x)[3]
+            options.depthMultiplier = conv.channels // self.shape(x)[3]
         name = "DEPTHWISE_CONV_2D" if is_depthwise else "CONV_2D"
-        return self._add(name, [x, filters, bias], shape, options, version=1 if how is None else 3, how=how)
+        return self.add(name, [x, filters, bias], shape, options, version=1 if how is None else 3, how=how)
 
     def _is_depthwise(self, conv: Any) -> bool:
         return conv.groups == self.program.operations[conv.inputs[0]].channels > 1
@@ -380,10 +405,10 @@ class _Writer:
         return self.bytes.get(x, x)
 
     def _as_floats(self, x: int) -> int:
-        if self._how(x) is not None and x not in self.floats:
+        if self._how(x) is not None and x not in self.in_floats:
             options = self.schema.DequantizeOptionsT()
-            self.floats[x] = self._add("DEQUANTIZE", [x], self._shape(x), options, version=2)
-        return self.floats.get(x, x)
+            self.in_floats[x] = self.add("DEQUANTIZE", [x], self.shape(x), options, version=2)
+        return self.in_floats.get(x, x)
 
     def _how(self, x: int) -> Any:
         """The step and the zero point of a tensor in bytes."""
@@ -414,7 +439,7 @@ class _Writer:
             steps = steps.where(steps.isfinite(), 1.0)
         codes = (weight / steps).round()
         if int(codes.min()) < -128 or int(codes.max()) > 127 or not torch.equal(codes * steps, weight):
-            return self._floats(conv.weight.permute(order)), torch.ones(1)
+            return self.floats(conv.weight.permute(order)), torch.ones(1)
         is_small = self.four_bits and int(codes.min()) >= -8 and int(codes.max()) <= 7
         shape = [conv.weight.shape[place] for place in order]
         codes = codes.view(conv.weight.shape).permute(order).flatten().to(torch.int8)
@@ -422,18 +447,18 @@ class _Writer:
             pairs = torch.cat([codes, codes.new_zeros(len(codes) % 2)]).view(-1, 2) & 15
             codes = (pairs[:, 0] | (pairs[:, 1] << 4)).to(torch.uint8)
         stored = self._scaled(self._tensor(shape, "INT4" if is_small else "INT8", codes), [1.0])
-        weight = self._add("DEQUANTIZE", [stored], shape, self.schema.DequantizeOptionsT(), version=2)
+        weight = self.add("DEQUANTIZE", [stored], shape, self.schema.DequantizeOptionsT(), version=2)
         return weight, steps.flatten()
 
-    def _clamp(self, x: int, low: float, high: float) -> int:
+    def clamped(self, x: int, low: float, high: float) -> int:
         if (low, high) in _CLAMPS:
-            return self._add(_CLAMPS[low, high], [x], self._shape(x))
+            return self.add(_CLAMPS[low, high], [x], self.shape(x))
         if (low, high) == (-1, 1):
             return self._binary("MUL", x, torch.tensor(1.0), _BY_ONE)
         for name, end in (("MAXIMUM", low), ("MINIMUM", high)):
             if abs(end) <= _LARGEST:
-                given = [x, self._floats(torch.tensor(end))]
-                x = self._add(name, given, self._shape(x), self.schema.MaximumMinimumOptionsT())
+                given = [x, self.floats(torch.tensor(end))]
+                x = self.add(name, given, self.shape(x), self.schema.MaximumMinimumOptionsT())
         return x
 
     def _quantize(self, quantize: Quantize, x: int) -> int:
@@ -442,13 +467,13 @@ class _Writer:
         if form == EDGES:
             options = self.schema.BucketizeOptionsT()
             options.boundaries = quantize.edges.tolist()
-            places = self._add("BUCKETIZE", [x], self._shape(x), options, kind="INT32")
-            codes = self._floats(quantize.codes.float() - quantize.zero)
-            return self._add("GATHER", [codes, places], self._shape(x), self.schema.GatherOptionsT())
+            places = self.add("BUCKETIZE", [x], self.shape(x), options, kind="INT32")
+            codes = self.floats(quantize.codes.float() - quantize.zero)
+            return self.add("GATHER", [codes, places], self.shape(x), self.schema.GatherOptionsT())
         activation = _RELU if low == 0 else _NONE
         scaled = self._binary("MUL" if form == PRODUCT else "DIV", x, torch.tensor(factor), activation)
-        within = self._clamp(scaled, -torch.inf if low == 0 else float(low), float(high))
-        return self._add("ROUND", [within], self._shape(x))
+        within = self.clamped(scaled, -torch.inf if low == 0 else float(low), float(high))
+        return self.add("ROUND", [within], self.shape(x))
 
     def _sign(self, edge: Tensor, x: int) -> int:
         """The sign of a difference, which is exact: huge or 0 by a product, between -1 and 1, and half a step on."""
@@ -462,15 +487,15 @@ class _Writer:
         if take.stride != (1, 1):
             options, how = self.schema.StridedSliceOptionsT(), self._how(x)
             options.beginMask = options.endMask = 15
-            whole = [self._whole(ends) for ends in ([0] * 4, [0] * 4, [1, *take.stride, 1])]
+            whole = [self.whole(ends) for ends in ([0] * 4, [0] * 4, [1, *take.stride, 1])]
             version = 2 if how else 1
-            x = self._add(
-                "STRIDED_SLICE", [x, *whole], [*shape[:3], self._shape(x)[3]], options, version=version, how=how
+            x = self.add(
+                "STRIDED_SLICE", [x, *whole], [*shape[:3], self.shape(x)[3]], options, version=version, how=how
             )
-        return self._padded(x, channels=(take.first, take.channels - take.first - self._shape(x)[3]))
+        return self._padded(x, channels=(take.first, take.channels - take.first - self.shape(x)[3]))
 
     def _pool(self, pool: Any, shape: list[int], x: int) -> int:
-        size = self._shape(x)[1], self._shape(x)[2]
+        size = self.shape(x)[1], self.shape(x)[2]
         padding, is_average = pool.window.reached(size), isinstance(pool, ops.Average)
         options = self.schema.Pool2DOptionsT()
         self._windowed(options, pool.window, False)
@@ -478,7 +503,7 @@ class _Writer:
         how = self._how(x)
         x = self._padded(x, padding, 0.0 if is_average or how else -_LARGEST)
         name, version = "AVERAGE_POOL_2D" if is_average else "MAX_POOL_2D", 2 if how else 1
-        pooled = self._add(name, [x], shape, options, version=version, how=how)
+        pooled = self.add(name, [x], shape, options, version=version, how=how)
         if not is_average or not any(padding):
             return pooled
         inside = ops.Average(inputs=(0,), channels=1, window=pool.window._replace(padding=(0, 0, 0, 0), ceil=False))
@@ -493,26 +518,26 @@ class _Writer:
         pads = [(0, 0), (top, bottom), (left, right), channels]
         if not any(map(any, pads)):
             return x
-        shape = [side + sum(ends) for side, ends in zip(self._shape(x), pads, strict=True)]
+        shape = [side + sum(ends) for side, ends in zip(self.shape(x), pads, strict=True)]
         if abs(value) == 1:  # of a sign
-            zeros = self._add("PAD", [self._binary("ADD", x, torch.tensor(-value)), self._whole(pads)], shape)
+            zeros = self.add("PAD", [self._binary("ADD", x, torch.tensor(-value)), self.whole(pads)], shape)
             return self._binary("ADD", zeros, torch.tensor(value))
-        more, how = [self._floats(torch.tensor(value))] if value else [], self._how(x)
+        more, how = [self.floats(torch.tensor(value))] if value else [], self._how(x)
         version = 2 if how else 1
-        return self._add("PADV2" if value else "PAD", [x, self._whole(pads), *more], shape, version=version, how=how)
+        return self.add("PADV2" if value else "PAD", [x, self.whole(pads), *more], shape, version=version, how=how)
 
     def _mean(self, x: int, axes: list[int], shape: list[int]) -> int:
         options = self.schema.ReducerOptionsT()
         options.keepDims = True
-        return self._add("MEAN", [x, self._whole(axes)], shape, options)
+        return self.add("MEAN", [x, self.whole(axes)], shape, options)
 
     def _binary(self, name: str, x: int, other: int | Tensor, activation: int = _NONE) -> int:
         options = getattr(self.schema, f"{name.title()}OptionsT")()
         options.fusedActivationFunction = activation
-        other = self._floats(other) if isinstance(other, Tensor) else other
-        return self._add(name, [x, other], self._shape(x), options)
+        other = self.floats(other) if isinstance(other, Tensor) else other
+        return self.add(name, [x, other], self.shape(x), options)
 
-    def _add(
+    def add(
         self,
         name: str,
         given: list[int],
@@ -535,13 +560,13 @@ class _Writer:
         self.operators.append(operator)
         return result
 
-    def _shape(self, tensor: int) -> list[int]:
+    def shape(self, tensor: int) -> list[int]:
         return self.tensors[tensor].shape
 
-    def _floats(self, values: Tensor) -> int:
+    def floats(self, values: Tensor) -> int:
         return self._tensor(values.shape, "FLOAT32", values.float())
 
-    def _whole(self, values: Any) -> int:
+    def whole(self, values: Any) -> int:
         numbers = torch.tensor(values, dtype=torch.int32)
         return self._tensor(numbers.shape, "INT32", numbers)
 

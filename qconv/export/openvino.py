@@ -5,6 +5,7 @@ bits. Whatever its passes do with scales before it, a rounding lies between, and
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..ground.extras import needed
+from ..onnx.integers import fast
 from ..program import operations as ops
 from ..program.edges import float_at, place_of
-from ..program.operations import Operation, Program, Quantize, Size
+from ..program.operations import Operation, Program, Quantize
 from ..program.plan import PRODUCT, QUOTIENT, form_of
 
 SETTINGS = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -33,13 +35,13 @@ def write(program: Program, path: Path, images: Tensor) -> None:
 
     Raises:
         ImportError: OpenVINO is missing: ``pip install "qconv[openvino]"``.
-        ValueError: `path` does not end in .xml.
+        ValueError: `path` does not end in .xml; a function of the program has no form in ONNX.
     """
     with needed("export to OpenVINO"):
         import openvino
     if path.suffix != ".xml":
         raise ValueError(f"path (={path}) must end in .xml: OpenVINO writes the weights to a .bin file beside it")
-    model = _Writer(program, (images.shape[2], images.shape[3])).model()
+    model = _Writer(program, images).model()
     for name, value in SETTINGS.items():
         model.set_rt_info(value, ["qconv", name])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -72,19 +74,19 @@ def _outputs(model: Any) -> list[Any]:
 
 
 class _Writer:
-    def __init__(self, program: Program, size: Size) -> None:
+    def __init__(self, program: Program, images: Tensor) -> None:
         import openvino
         from openvino import opset14
 
         self.openvino: Any = openvino
         self.nodes: Any = opset14
-        self.program, self.sizes = program, program.sizes(size)
-        self.values: list[Any] = []
+        self.program, self.values = program, list[Any]()
+        self.shapes = [tuple(value.shape) for value in program.values(torch.cat([images[:1]] * 2), fast)]
 
     def model(self) -> Any:
         for number, operation in enumerate(self.program.operations):
             given = [self.values[place] for place in operation.inputs]
-            node = self._node(operation, self.sizes[number], *given)
+            node = self._node(operation, self.shapes[number][2:], *given)
             self.values.append(node if isinstance(node, self.openvino.Output) else node.output(0))
             if isinstance(operation, Quantize | ops.Sign):
                 given[0].add_names({f"{number}.input"})
@@ -95,7 +97,7 @@ class _Writer:
         output.add_names({"output"})
         return self.openvino.Model([self.nodes.result(output)], [self.values[0].get_node()], "qconv")
 
-    def _node(self, operation: Operation, size: Size, *given: Any) -> Any:
+    def _node(self, operation: Operation, size: Sequence[int], *given: Any) -> Any:
         """Return the node of an operation; codes are less their zero."""
         nodes, (x, *others) = self.nodes, (*given, None)
         match operation:
@@ -138,13 +140,26 @@ class _Writer:
                 curve = nodes.sigmoid(x)
                 return nodes.multiply(x, curve) if isinstance(operation, ops.SiLU) else curve
             case ops.Average() | ops.Maximum():
-                return self._pool(operation, self.sizes[operation.inputs[0]], x)
+                return self._pool(operation, self.shapes[operation.inputs[0]][2:], x)
             case ops.LayerNorm():
                 return nodes.mvn(x, self._whole([1]), True, operation.eps, "inside_sqrt")
             case ops.Mean():
                 return nodes.reduce_mean(x, self._whole([2, 3]), True)
-        what = getattr(operation, "function", type(operation).__name__)
-        raise ValueError(f"'{operation.origin}': {what} can't be written for OpenVINO")
+            case ops.Function():
+                return self._function(operation, given)
+        raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for OpenVINO")
+
+    def _function(self, function: ops.Function, given: Sequence[Any]) -> Any:
+        """A function by its nodes in ONNX, which OpenVINO reads."""
+        with needed("export of other functions to OpenVINO"):
+            from ..onnx.functions import as_model
+        content = as_model(function, [self.shapes[place] for place in function.inputs], self.shapes[0])
+        part = self.openvino.Core().read_model(content.SerializeToString())
+        for parameter in part.get_parameters():
+            name = parameter.friendly_name
+            for reader in parameter.output(0).get_target_inputs():
+                reader.replace_source_output(self.values[0] if name == "input" else given[int(name)])
+        return part.get_results()[0].input_value(0)
 
     def _conv(self, conv: Any, x: Any) -> Any:
         """A convolution; one of signs and codes in 8 bits, with padding that isn't 0 in front of the codes."""
@@ -211,7 +226,7 @@ class _Writer:
     def _padded(self, x: Any, begin: Any, end: Any, value: float) -> Any:
         return self.nodes.pad(x, begin, end, "constant", self._floats(torch.tensor(value)))
 
-    def _pool(self, pool: Any, size: Size, x: Any) -> Any:
+    def _pool(self, pool: Any, size: Any, x: Any) -> Any:
         left, right, top, bottom = pool.window.reached(size)
         begin, end, (kernel, stride) = [top, left], [bottom, right], pool.window[:2]
         if isinstance(pool, ops.Average):

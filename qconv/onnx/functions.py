@@ -96,13 +96,14 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
     return name
 
 
-def as_model(function: Function, shapes: Sequence[Any], images: Any) -> bytes:
-    """Return the content of an ONNX file of a function.
+def as_model(function: Function, shapes: Sequence[Any], images: Any, count: int | None = None) -> Any:
+    """Return the ONNX model of a function.
 
     Args:
-        function: of inputs with these shapes, for two images; their names in the file are "0", "1" and so on.
+        function: of inputs with these shapes, for two images; their names in the model are "0", "1" and so on.
         shapes: of its inputs.
         images: the shape of two images, on whose number sizes may depend; their name is "input".
+        count: how many images the model takes; any number by default.
 
     Raises:
         ValueError: ONNX has no nodes for it.
@@ -111,16 +112,17 @@ def as_model(function: Function, shapes: Sequence[Any], images: Any) -> bytes:
     graph.node("Identity", write_function(graph, function, [*sizes], shapes))
     sizes["input"] = images
     read = {name for node in graph.nodes for name in node.input}
-    inputs = [_input(name, shape) for name, shape in sizes.items() if name in read]
+    inputs = [_input(name, shape, count) for name, shape in sizes.items() if name in read]
     output = helper.make_tensor_value_info(graph.nodes[-1].output[0], TensorProto.FLOAT, None)
     made = helper.make_graph(graph.nodes, "function", inputs, [output], graph.constants)
     opsets = [helper.make_opsetid("", graph.form.opset)]
-    return helper.make_model(made, opset_imports=opsets).SerializeToString()
+    return helper.make_model(made, opset_imports=opsets)
 
 
-def _input(name: str, shape: Any) -> Any:
-    of_images = [f"images of {name}"] if shape and shape[0] % 2 == 0 else list(shape[:1])
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [*of_images, *shape[1:]])
+def _input(name: str, shape: Any, count: int | None) -> Any:
+    shape = _of(count or 2, shape)
+    is_open = count is None and shape and shape[0] % 2 == 0
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["images", *shape[1:]] if is_open else shape)
 
 
 def _write_parts(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> str:
@@ -241,6 +243,20 @@ def _glu(c: _Call) -> str:
     (dim,) = c.dims(c.dim)
     first, second = (c("Slice", c.x, [at], [at + c.shape[dim] // 2], [dim]) for at in (0, c.shape[dim] // 2))
     return gated(c.graph, first, second)
+
+
+_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}  # of torch's padding
+
+
+def _circular(c: _Call) -> str:
+    """Pad each of the last dimensions by its other end."""
+    name, sides = c.x, c.args[1]
+    for place in range(len(sides) // 2):
+        dim, (before, after) = c.rank - 1 - place, sides[2 * place : 2 * place + 2]
+        first = [c("Slice", name, [-before], [2**62], [dim])] if before else []
+        last = [c("Slice", name, [0], [after], [dim])] if after else []
+        name = c("Concat", *first, name, *last, axis=dim)
+    return name
 
 
 def _pad(mode: str) -> Callable[[_Call], str | None]:
@@ -492,6 +508,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "pixel_shuffle": lambda c: c("DepthToSpace", c.x, blocksize=c.args[1], mode="CRD"),
     **dict(constant_pad_nd=_pad("constant"), reflection_pad2d=_pad("reflect"), replication_pad2d=_pad("edge")),
     **dict(group_norm=_group_norm, native_group_norm=_group_norm),
+    "pad": lambda c: _circular(c) if c.mode == "circular" else _pad(_MODES[c.mode])(c),
     **dict.fromkeys(("avg_pool2d", "max_pool2d", "max_pool2d_with_indices"), _pooled),
     **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), _adaptive("AveragePool")),
     "adaptive_max_pool2d": _adaptive("MaxPool"),
