@@ -4,16 +4,16 @@
 # Expected: the numbers of the ONNX file, or an error, as for output_padding of a ConvTranspose. PyTorch's ResNets have
 # a MaxPool with pads, and its addmm a Gemm with alpha and beta.
 # Happens: pads of pools become a layer of zeros in front. Maxima of negative numbers are 0 at the border, and averages
-# are too small there, though count_include_pad is 0, ONNX's default. Conv and pools with auto_pad have no padding, MaxPool
-# no dilations. Gemm is computed without alpha and beta, and the LRN of size channels with that many times the alpha, and
-# with more channels. Nothing is said.
+# are too small there, though count_include_pad is 0, ONNX's default. Conv and pools with auto_pad have no padding,
+# MaxPool no dilations. Gemm is computed without alpha and beta, and the LRN of size channels with that many times the
+# alpha, and with more channels. Nothing is said.
 # Seen: of -1: maxima 0, averages by 3 x 3 -0.44 in the corner. Conv of 3 x 3 with SAME_UPPER of 8 x 8: 6 x 6.
 # Gemm with alpha=0.5 and beta=3 of 8 ones and a bias of 1: 9, not 7. LRN of ones, alpha=3, size=3: 0.077, not 0.33.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
-uv pip install --quiet --python environment/bin/python onnx2keras==0.0.25 tensorflow==2.21.0 keras==3.15.1 onnx==1.23.2 \
-    onnxruntime==1.32.0 numpy==2.4.6 setuptools==80.9.0
+uv pip install --quiet --python environment/bin/python onnx2keras==0.0.25 tensorflow==2.21.0 keras==3.15.1 \
+    onnx==1.23.2 onnxruntime==1.32.0 numpy==2.4.6 setuptools==80.9.0
 environment/bin/python -W ignore - >output 2>errors <<'END' || { cat output errors; exit 1; }
 import logging
 import os

@@ -32,7 +32,8 @@ for kind in ("sym", "asym"):
     for bits in (8, 4):
         quantized = onnx_tool.Model("float.onnx").graph
         graph_quantize(quantized, "weight", block=-1, type=kind, bits=bits)
-        held = {name: quantized.tensormap[f"weight_ot_{name}"].numpy for name in ("q", "s", "z")[: 2 + (kind == "asym")]}
+        names = ("q", "s", "z")[: 2 + (kind == "asym")]
+        held = {name: quantized.tensormap[f"weight_ot_{name}"].numpy for name in names}
         codes = held["q"].astype(int)
         if bits == 4:
             codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)

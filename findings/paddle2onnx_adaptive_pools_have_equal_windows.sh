@@ -4,8 +4,8 @@
 # Expected: as in PaddlePaddle, windows that cover all pixels, or an error where ONNX has no such pool. PyTorch's
 # exporter refuses sizes that do not divide the input's.
 # Happens: the file has an AveragePool or MaxPool with a stride of the input's size by the output's, rounded down, and a
-# kernel that reaches the end. That is right where the output's size divides the input's, and at times otherwise. Nothing
-# is said. This is in the recommended PaddlePaddle 3.0.0.
+# kernel that reaches the end. That is right where the output's size divides the input's, and at times otherwise.
+# Nothing is said. This is in the recommended PaddlePaddle 3.0.0.
 # Seen: 8 pixels, numbered from 0, to 3, averages: 1, 3.5, 6 in PaddlePaddle; 1.5, 3.5, 5.5 in the file. 14 to 4: 1.5,
 # 4.5, 8.5, 11.5, and 2, 5, 8, 11. 10 to 7, maxima: 1, 2, 4, 5, 7, 8, 9, and 3 to 9.
 set -euo pipefail

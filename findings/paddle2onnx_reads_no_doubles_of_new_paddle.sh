@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# paddle2onnx 2.1.0 with paddlepaddle 3.3.1: the slope of LeakyReLU and the value of Pad2D are stray numbers in the file.
+# paddle2onnx 2.1.0, paddlepaddle 3.3.1: the slope of LeakyReLU and the value of Pad2D are stray numbers in the file.
 #
 # Expected: the numbers of the layers, as with PaddlePaddle 3.0.0, or an error. Both are the newest versions; pip
 # installs them together, as paddle2onnx states no version of PaddlePaddle that it needs, but for its README.

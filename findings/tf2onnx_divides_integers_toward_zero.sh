@@ -3,8 +3,8 @@
 #
 # Expected: as in TensorFlow and Python: -7 // 2 = -4, and -7 % 2 = 1, the sign of the divisor; for floats it is so.
 # Integer layers divide codes and places in this way.
-# Happens: the file has the Div of ONNX alone, which cuts off decimals of integers, and the remainder made of it. Nothing
-# is said. Without negative numbers, all is right.
+# Happens: the file has the Div of ONNX alone, which cuts off decimals of integers, and the remainder made of it.
+# Nothing is said. Without negative numbers, all is right.
 # Seen, int8, int16 and int32: -7 // 2, -5 // 3, -1 // 4, 7 // -2: -4, -2, -1, -4 in TensorFlow; -3, -1, 0, -3 in the
 # file. %: 1, 1, 3, -1 in TensorFlow; -1, -2, -1, 1 in the file.
 set -euo pipefail
