@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ai-edge-quantizer 0.10.0: static ranges are moving averages of samples' ranges, so also 16-bit activations are cut off.
+# ai-edge-quantizer 0.10.0: static ranges are moving averages of samples' ranges, so 16 bits are cut off, too.
 #
 # Expected: the range of an activation is the smallest and largest number of the calibration samples, as in TensorFlow
 # Lite's converter, so that calibration samples are not cut off, and the order of samples is of no account.
@@ -7,9 +7,9 @@
 # range of one image is cut off; the fewer numbers of an activation one image has, the more. If it has one, as a
 # regression or a score has, the range is about its mean, and next to all are cut off. 16 bits do not help. The order of
 # samples counts. Nothing is said, and no argument of Quantizer changes it.
-# Seen, a Dense layer of 64 inputs and 1, 4, 64, 4096 outputs, 200 samples, which are the images, too: mean errors with 16
-# bits 67, 15, 4.1, 3.3 % of the standard deviation; TensorFlow's converter 0.6 or less, from 8-bit weights. Of one output
-# the largest is 3.1, and 0.3 or 0.01 is left of it with samples sorted up or down.
+# Seen, a Dense layer of 64 inputs and 1, 4, 64, 4096 outputs, 200 samples, which are the images, too: mean errors with
+# 16 bits 67, 15, 4.1, 3.3 % of the standard deviation; TensorFlow's converter 0.6 or less, from 8-bit weights. Of one
+# output the largest is 3.1, and 0.3 or 0.01 is left of it with samples sorted up or down.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment

@@ -5,8 +5,8 @@
 # Happens: it steps after batches whose number in the epoch is a multiple, and only where the optimizer steps, too. The
 # rest of an epoch is dropped; with fewer batches than `frequency`, the learning rate never changes. With
 # accumulate_grad_batches=2, a frequency of 2 is each optimizer step, and 3 each third. Nothing is said.
-# Seen, 6 batches an epoch, as steps of the optimizer before each step of the scheduler, in 4 epochs: frequency 4: 4, 10,
-# 16, 22; 5: 5, 11, 17, 23; 7: none. Accumulating 2, frequency 2: 1, 2, 3, ... 12; 3: 3, 6, 9, 12. Accumulating 3,
+# Seen, 6 batches an epoch, as steps of the optimizer before each step of the scheduler, in 4 epochs: frequency 4: 4,
+# 10, 16, 22; 5: 5, 11, 17, 23; 7: none. Accumulating 2, frequency 2: 1, 2, 3, ... 12; 3: 3, 6, 9, 12. Accumulating 3,
 # frequency 4: none.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT

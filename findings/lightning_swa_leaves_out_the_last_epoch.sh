@@ -6,8 +6,8 @@
 # schedule of averaging began, with 1 the random ones of a new network, and the last epoch's training is thrown away.
 # Where training ends early, by EarlyStopping or max_steps, the average is dropped, and the weights are plain ones.
 # Checkpoints of ModelCheckpoint hold plain weights too, "last" among them. Nothing is said.
-# Seen, for a weight that goes from 0 to -1, -2, ... by an epoch each: 3 epochs from 1 on give -1, the mean of 0, -1, -2;
-# 4 from 2 on -2 with "last.ckpt" -4; 10 from 2 on, stopped after the fifth, -5.
+# Seen, for a weight that goes from 0 to -1, -2, ... by an epoch each: 3 epochs from 1 on give -1, the mean of 0, -1 and
+# -2; 4 from 2 on -2 with "last.ckpt" -4; 10 from 2 on, stopped after the fifth, -5.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment

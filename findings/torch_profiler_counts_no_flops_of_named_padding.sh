@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# torch 2.15.0: the profiler's with_flops counts nothing for padding="same", transposed, 1-D and 3-D convolutions, nor for
-# attention.
+# torch 2.15.0: the profiler's with_flops counts nothing for padding="same", transposed, 1-D and 3-D convolutions, nor
+# for attention.
 #
 # Expected: with_flops counts convolutions and matrix multiplications; 1-D ones and "same" are convolutions.
 # Happens: only calls of aten::conv2d with paddings in numbers count. conv2d with a named padding, conv1d, conv3d,

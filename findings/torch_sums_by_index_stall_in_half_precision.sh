@@ -2,9 +2,9 @@
 # torch 2.15.0, CPU: histc, index_add, segment_reduce and cross_entropy sum in bfloat16 or float16, one by one.
 #
 # Expected: reductions of 16-bit floats sum in float32 and round once, as sum, mean, cumsum and scatter_add do.
-# Happens: these round after each number. In bfloat16 a sum of ones ends at 256, in float16 at 2048: counts of a histogram,
-# means of segments, sums by index, which scatter_add gets right. Each thread of histc ends there by itself.
-# cross_entropy counts rows, or the pixels of segmentation, in float16: beyond 65,504 it divides by infinity, so that the
+# Happens: these round after each number. In bfloat16 a sum of ones ends at 256, in float16 at 2048: counts of a
+# histogram, means of segments, sums by index, which scatter_add gets right. Each thread of histc ends there by itself.
+# cross_entropy counts rows, or pixels of segmentation, in float16: beyond 65,504 it divides by infinity, so that the
 # loss is 0, or nan if the sum is infinite, too. Nothing is said.
 # Seen, for 10,000 ones, in float32, bfloat16, float16: index_add 10000, 256, 2048, and scatter_add 10000, 9984, 10000;
 # counts of histc 10000, 256, 2048; means by segment_reduce 1, 0.0256, 0.2048. cross_entropy of 300 x 300 pixels of two
@@ -34,7 +34,8 @@ ways = {
     "cross_entropy": lambda kind: loss(300, kind),
     "of fewer pixels": lambda kind: loss(200, kind),
 }
-found = {name: [float(way(kind)) for kind in (torch.float32, torch.bfloat16, torch.float16)] for name, way in ways.items()}
+kinds = torch.float32, torch.bfloat16, torch.float16
+found = {name: [float(way(kind)) for kind in kinds] for name, way in ways.items()}
 for name, numbers in found.items():
     print(f"{name}:", *(f"{number:.4g}" for number in numbers))
 assert found["sum"] == found["scatter_add"] == [10_000, 9984, 10_000]

@@ -6,8 +6,8 @@
 # workers and epochs: samples of a shard always come with the same neighbours. detshuffle counts epochs, but in the
 # worker, and DataLoader starts new workers for each epoch, unless they persist: all epochs are the first one.
 # With resampled=True, `seed` changes nothing: shards are drawn from the time and the process. Nothing is said.
-# Seen, number of different orders in 4 epochs of 40 samples, without workers, with 2, with 2 that persist: no seed 4, 4,
-# 4; seed 1, 1, 1; detshuffle 4, 1, 3. Resampled, first epochs of 4 data sets with one seed: 4 different ones.
+# Seen, number of different orders in 4 epochs of 40 samples, without workers, with 2, with 2 that persist: no seed 4,
+# 4, 4; seed 1, 1, 1; detshuffle 4, 1, 3. Resampled, first epochs of 4 data sets with one seed: 4 different ones.
 set -euo pipefail
 cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
