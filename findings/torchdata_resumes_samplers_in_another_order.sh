@@ -5,8 +5,8 @@
 # Happens: a sampler without a state is made anew, and as many numbers are skipped as were drawn. One that draws from
 # torch's global generator, as SubsetRandomSampler of a validation split, WeightedRandomSampler of uneven classes, and a
 # BatchSampler over RandomSampler, has another order in a new process: samples come twice in the epoch, and as many
-# never. Random augmentation goes on with other numbers, too. Nothing is said. A generator of one's own, with the same seed,
-# helps.
+# never. Random augmentation goes on with other numbers, too. Nothing is said. A generator of one's own, with the
+# same seed, helps.
 # Seen, 60 of 100 samples before and 40 after: different ones with shuffle=True 100, with SubsetRandomSampler 80,
 # BatchSampler 78, SubsetRandomSampler with a generator 100. The same with 2 workers.
 set -euo pipefail
