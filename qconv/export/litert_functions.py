@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..onnx.functions import as_model
+from ..onnx.floats import as_model
 from ..program.operations import Function
 
 _SAME = {  # nodes of one input, and of its shape

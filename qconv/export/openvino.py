@@ -78,7 +78,7 @@ class _Writer:
         import openvino
         from openvino import opset14
 
-        self.openvino: Any = openvino
+        self.openvino, self.core = openvino, openvino.Core()
         self.nodes: Any = opset14
         self.program, self.values = program, list[Any]()
         self.shapes = [tuple(value.shape) for value in program.values(torch.cat([images[:1]] * 2), fast)]
@@ -98,8 +98,8 @@ class _Writer:
         return self.openvino.Model([self.nodes.result(output)], [self.values[0].get_node()], "qconv")
 
     def _node(self, operation: Operation, size: Sequence[int], *given: Any) -> Any:
-        """Return the node of an operation; codes are less their zero."""
-        nodes, (x, *others) = self.nodes, (*given, None)
+        """Return the node of an operation; codes are less their zero. OpenVINO reads other operations as ONNX nodes."""
+        nodes, (x, *_) = self.nodes, (*given, None)
         match operation:
             case ops.Input():
                 return nodes.parameter([-1, operation.channels, *size], self.openvino.Type.f32, "input")
@@ -111,50 +111,16 @@ class _Writer:
                     return nodes.add(x, self._floats(operation.bias.view(1, -1, 1, 1)))
                 # OpenVINO 2026.4.1 fuses the product of a quantizer, too, although others read what comes before it.
                 return nodes.clamp(x, -_LARGEST, _LARGEST)
-            case ops.Add():
-                return nodes.add(x, others[0])
-            case ops.Multiply():
-                return nodes.multiply(x, others[0])
-            case ops.PReLU():
-                return nodes.prelu(x, self._floats(operation.slope))
-            case ops.Clamp():
-                return nodes.clamp(x, *(min(max(end, -_LARGEST), _LARGEST) for end in (operation.low, operation.high)))
             case Quantize():
                 return self._quantize(operation, x)
             case ops.Sign():
                 return self._at_least(x, operation.edge.view(1, -1, 1, 1), -1.0, 1.0)
-            case ops.Take():
-                return self._take(operation, x)
-            case ops.Select():
-                return nodes.gather(x, self._whole(operation.index.tolist()), self._whole([1]))
-            case ops.Repeat():
-                scales, axes = self._floats(torch.tensor(operation.times).float()), self._whole([2, 3])
-                way = operation.resize
-                mode = way.pop("mode").replace("linear", "linear_onnx")
-                return nodes.interpolate(x, scales, mode, "scales", axes=axes, **way)
-            case ops.Shuffle():
-                return nodes.depth_to_space(x, "depth_first", operation.times)
-            case ops.GELU():
-                return nodes.gelu(x, "erf")
-            case ops.Sigmoid():
-                curve = nodes.sigmoid(x)
-                return nodes.multiply(x, curve) if isinstance(operation, ops.SiLU) else curve
             case ops.Average() | ops.Maximum():
                 return self._pool(operation, self.shapes[operation.inputs[0]][2:], x)
-            case ops.LayerNorm():
-                return nodes.mvn(x, self._whole([1]), True, operation.eps, "inside_sqrt")
-            case ops.Mean():
-                return nodes.reduce_mean(x, self._whole([2, 3]), True)
-            case ops.Function():
-                return self._function(operation, given)
-        raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for OpenVINO")
-
-    def _function(self, function: ops.Function, given: Sequence[Any]) -> Any:
-        """A function by its nodes in ONNX, which OpenVINO reads."""
-        with needed("export of other functions to OpenVINO"):
-            from ..onnx.functions import as_model
-        content = as_model(function, [self.shapes[place] for place in function.inputs], self.shapes[0])
-        part = self.openvino.Core().read_model(content.SerializeToString())
+        with needed("export to OpenVINO"):
+            from ..onnx.floats import as_model
+        content = as_model(operation, [self.shapes[place] for place in operation.inputs], self.shapes[0])
+        part = self.core.read_model(content.SerializeToString())
         for parameter in part.get_parameters():
             name = parameter.friendly_name
             for reader in parameter.output(0).get_target_inputs():
@@ -166,7 +132,8 @@ class _Writer:
         left, right, top, bottom = conv.window.padding
         if isinstance(conv, ops.ConvBits) and conv.pad_value and any(conv.window.padding):
             ends = self._whole([0, 0, top, left]), self._whole([0, 0, bottom, right])
-            x, (left, right, top, bottom) = self._padded(x, *ends, float(conv.pad_value)), (0, 0, 0, 0)
+            value = self._floats(torch.tensor(float(conv.pad_value)))
+            x, (left, right, top, bottom) = self.nodes.pad(x, *ends, "constant", value), (0, 0, 0, 0)
         weight, convolution = conv.weight, self.nodes.convolution
         if conv.groups > 1:
             weight, convolution = weight.unflatten(0, (conv.groups, -1)), self.nodes.group_convolution
@@ -213,18 +180,6 @@ class _Writer:
     def _at_least(self, x: Any, edge: Tensor, below: float, above: float) -> Any:
         is_above = self.nodes.greater_equal(x, self._floats(edge))
         return self.nodes.select(is_above, self._floats(torch.tensor(above)), self._floats(torch.tensor(below)))
-
-    def _take(self, take: ops.Take, x: Any) -> Any:
-        if take.stride != (1, 1):
-            ends = self._whole([0, 0]), self._whole([2**31 - 1] * 2)
-            x = self.nodes.slice(x, *ends, self._whole(take.stride), self._whole([2, 3])).output(0)
-        rest = take.channels - take.first - self.program.operations[take.inputs[0]].channels
-        if not take.first and not rest:
-            return x
-        return self._padded(x, self._whole([0, take.first, 0, 0]), self._whole([0, rest, 0, 0]), 0.0)
-
-    def _padded(self, x: Any, begin: Any, end: Any, value: float) -> Any:
-        return self.nodes.pad(x, begin, end, "constant", self._floats(torch.tensor(value)))
 
     def _pool(self, pool: Any, size: Any, x: Any) -> Any:
         left, right, top, bottom = pool.window.reached(size)

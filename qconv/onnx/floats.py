@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from onnx import TensorProto, helper
 
 from ..program import operations as ops
 from ..program.operations import Window
-from .functions import gated, normalized
-from .graph import Graph
+from .functions import gated, normalized, of_images, write_function
+from .graph import Form, Graph
 
 
 def write_floats(graph: Graph, operation: Any, given: Sequence[str], shapes: Sequence[Any]) -> str | None:
@@ -50,6 +51,37 @@ def write_floats(graph: Graph, operation: Any, given: Sequence[str], shapes: Seq
             return node("GlobalAveragePool", *given)
         case _:
             return None
+
+
+def as_model(operation: Any, shapes: Sequence[Any], images: Any, count: int | None = None) -> Any:
+    """Return the ONNX model of an operation on floats.
+
+    Args:
+        operation: of inputs with these shapes, for two images; their names in the model are "0", "1" and so on.
+        shapes: of its inputs.
+        images: the shape of two images, on whose number sizes may depend; their name is "input".
+        count: how many images the model takes; any number by default.
+
+    Raises:
+        ValueError: ONNX has no nodes for it.
+    """
+    graph, sizes = Graph(Form(17)), {str(place): shape for place, shape in enumerate(shapes)}
+    graph.origin = operation.origin
+    name = write_floats(graph, operation, [*sizes], shapes) or write_function(graph, operation, [*sizes], shapes)
+    graph.node("Identity", name)
+    sizes["input"] = images
+    read = {name for node in graph.nodes for name in node.input}
+    inputs = [_input(name, shape, count) for name, shape in sizes.items() if name in read]
+    output = helper.make_tensor_value_info(graph.nodes[-1].output[0], TensorProto.FLOAT, None)
+    made = helper.make_graph(graph.nodes, "operation", inputs, [output], graph.constants)
+    opsets = [helper.make_opsetid("", graph.form.opset)]
+    return helper.make_model(made, opset_imports=opsets)
+
+
+def _input(name: str, shape: Any, count: int | None) -> Any:
+    shape = of_images(count or 2, shape)
+    is_open = count is None and shape and shape[0] % 2 == 0
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["images", *shape[1:]] if is_open else shape)
 
 
 def write_take(graph: Graph, take: ops.Take, name: str, channels: int, *zero: str) -> str:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.functional_tensor import dispatch_functionalize
@@ -18,7 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..program.operations import Function, Given, Images
-from .graph import Form, Graph
+from .graph import Graph
 
 
 class _Call:
@@ -96,42 +96,13 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
     return name
 
 
-def as_model(function: Function, shapes: Sequence[Any], images: Any, count: int | None = None) -> Any:
-    """Return the ONNX model of a function.
-
-    Args:
-        function: of inputs with these shapes, for two images; their names in the model are "0", "1" and so on.
-        shapes: of its inputs.
-        images: the shape of two images, on whose number sizes may depend; their name is "input".
-        count: how many images the model takes; any number by default.
-
-    Raises:
-        ValueError: ONNX has no nodes for it.
-    """
-    graph, sizes = Graph(Form(17)), {str(place): shape for place, shape in enumerate(shapes)}
-    graph.node("Identity", write_function(graph, function, [*sizes], shapes))
-    sizes["input"] = images
-    read = {name for node in graph.nodes for name in node.input}
-    inputs = [_input(name, shape, count) for name, shape in sizes.items() if name in read]
-    output = helper.make_tensor_value_info(graph.nodes[-1].output[0], TensorProto.FLOAT, None)
-    made = helper.make_graph(graph.nodes, "function", inputs, [output], graph.constants)
-    opsets = [helper.make_opsetid("", graph.form.opset)]
-    return helper.make_model(made, opset_imports=opsets)
-
-
-def _input(name: str, shape: Any, count: int | None) -> Any:
-    shape = _of(count or 2, shape)
-    is_open = count is None and shape and shape[0] % 2 == 0
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["images", *shape[1:]] if is_open else shape)
-
-
 def _write_parts(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> str:
     """Add what a module does, or what torch decomposes a function into, function by function."""
     target: Any = function.function
     is_module = isinstance(target, nn.Module)
     run = getattr(target, "on_floats", target) if is_module else _decompositions()[target]
     run = replace(function, function=dispatch_functionalize(run)).run  # without changes in place
-    recorded, more = (make_fx(run)(*(torch.zeros(_of(images, shape)) for shape in shapes)) for images in (2, 3))
+    recorded, more = (make_fx(run)(*(torch.zeros(of_images(images, shape)) for shape in shapes)) for images in (2, 3))
     names, shapes, place = list(given), list(shapes), dict[Any, Any]()
     for node, other in zip(recorded.graph.nodes, more.graph.nodes, strict=True):
         own = tree_map(_of_images, (node.args, node.kwargs), (other.args, other.kwargs), is_leaf=_is_node)
@@ -168,7 +139,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(core_aten_decompositions()) | get_decompositions(more)
 
 
-def _of(images: int, shape: Any) -> Any:
+def of_images(images: int, shape: Any) -> Any:
     """Return the shape of a value for another number of images than two."""
     return (shape[0] // 2 * images, *shape[1:]) if shape and shape[0] % 2 == 0 else shape
 
