@@ -6,6 +6,7 @@ own, which FINN takes away with it; a clamp that no code of a quantizer depends 
 into thresholds; pooling says its pads.
 """
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ from torch import Tensor
 from ..ground.extras import needed
 from ..ground.files import write_file
 from ..program import operations as ops
-from ..program.operations import Clamp, Operation, Program, Quantize, Sign, Size
+from ..program.operations import Clamp, Operation, Program, Quantize, Sign
 from ..program.plan import EDGES, QUOTIENT, form_of
 
 with needed("export to QONNX"):
     from onnx import helper
 
     from ..onnx.floats import attributes, padded, write_floats
+    from ..onnx.functions import write_function
     from ..onnx.graph import Form, Graph
+    from ..onnx.integers import fast
 
 _DOMAIN = "qonnx.custom_op.general"
 _OPSET, _IR = 17, 9  # which FINN and hls4ml read
@@ -42,7 +45,7 @@ def write(program: Program, path: Path, images: Tensor) -> None:
         ImportError: onnx is missing: ``pip install "qconv[qonnx]"``.
         ValueError: a quantizer's codes are uneven or have an offset, or QONNX has no operator for an operation.
     """
-    write_file(path, _Writer(program, (images.shape[2], images.shape[3])).model().SerializeToString())
+    write_file(path, _Writer(program, images).model().SerializeToString())
 
 
 def run(path: Path, images: Any) -> dict[str, Any]:
@@ -62,7 +65,9 @@ def run(path: Path, images: Any) -> dict[str, Any]:
     model: Any = ModelWrapper(content).transform(InferShapes())
     found: dict[str, list[Any]] = {name: [] for name in ("", *inner)}
     for image in images:
-        values = execute_onnx(model, {"input": image[None]}, return_full_exec_context=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Output shapes disagree")  # QONNX (1.0) infers none behind a Shape
+            values = execute_onnx(model, {"input": image[None]}, return_full_exec_context=True)
         for name, of_images in found.items():
             of_images.append(values[inner[name] if name else "output"])
     values = {name: numpy.concatenate(of_images) for name, of_images in found.items()}
@@ -84,8 +89,10 @@ def _without_idle_clamps(program: Program) -> list[Operation]:
 
 
 class _Writer:
-    def __init__(self, program: Program, size: Size) -> None:
-        self.program, self.sizes, self.graph = program, program.sizes(size), Graph(Form(_OPSET))
+    def __init__(self, program: Program, images: Tensor) -> None:
+        self.program, self.graph = program, Graph(Form(_OPSET))
+        of_images = (program.values(torch.cat([images[:1]] * count), fast) for count in (1, 2))
+        self.of_one, self.shapes = ([tuple(value.shape) for value in values] for values in of_images)
         self.operations = _without_idle_clamps(program)
         self.names = {0: "input"}
         self.inner: dict[str, str] = {}
@@ -107,7 +114,7 @@ class _Writer:
                 names[:] = ["output" if name == last else name for name in names]
         self.inner = {key: "output" if name == last else name for key, name in self.inner.items()}
         inputs, outputs = (
-            [helper.make_tensor_value_info(name, 1, [1, self.operations[place].channels, *self.sizes[place]])]
+            [helper.make_tensor_value_info(name, 1, self.of_one[place])]
             for name, place in (("input", 0), ("output", self.program.output))
         )
         graph = helper.make_graph(self.graph.nodes, "qconv", inputs, outputs, self.graph.constants)
@@ -132,11 +139,9 @@ class _Writer:
             case ops.SiLU():  # without Exp, which hls4ml (1.3) does not read
                 return self.graph.node("Mul", *given, self.graph.node("Sigmoid", *given))
             case _:
-                shapes = [(1, self.operations[place].channels) for place in operation.inputs]
-                if (name := write_floats(self.graph, operation, given, shapes)) is not None:
-                    return name
-                what = getattr(operation, "function", type(operation).__name__)
-                raise ValueError(f"'{operation.origin}': {what} can't be written for QONNX")
+                shapes = [self.shapes[place] for place in operation.inputs]
+                written = write_floats(self.graph, operation, given, shapes)
+                return written or write_function(self.graph, operation, given, shapes)
 
     def _conv(self, conv: Any, x: str) -> str:
         weight, window = self.graph.constant(conv.weight.float()), conv.window
@@ -181,7 +186,7 @@ class _Writer:
         return self.graph.node("BipolarQuant", x, self.graph.constant(1.0), domain=_DOMAIN)
 
     def _pool(self, pool: Any, x: str) -> str:
-        window = pool.window._replace(padding=pool.window.reached(self.sizes[pool.inputs[0]]), dilation=(1, 1))
+        window = pool.window._replace(padding=pool.window.reached(self.shapes[pool.inputs[0]][2:]), dilation=(1, 1))
         if isinstance(pool, ops.Average):
             return self.graph.node("AveragePool", x, **attributes(window), ceil_mode=0, count_include_pad=0)
         return self.graph.node("MaxPool", x, **attributes(window), ceil_mode=0, dilations=[1, 1])
