@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..ground.checks import check_flags
 from ..ground.extras import needed
@@ -316,10 +317,15 @@ class _Writer:
         raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for LiteRT")
 
     def _function(self, function: ops.Function, given: Sequence[int]) -> int:
-        """A function of torch, which takes images with channels first."""
+        """A function of torch, which takes images with channels first unless it computes number by number."""
         with needed("export of other functions to LiteRT"):
             from .litert_functions import write_function
         shapes = [self.shapes[place] for place in function.inputs]
+        constants = [each for each in tree_leaves((function.arguments, function.named)) if isinstance(each, Tensor)]
+        is_pointwise = torch.Tag.pointwise in getattr(function.function, "tags", ())
+        if is_pointwise and not any(each.ndim for each in constants) and all(len(shape) == 4 for shape in shapes):
+            shapes = [(images, *sides, channels) for images, channels, *sides in shapes]
+            return write_function(self, function, given, shapes, self.shapes[0])
         given = [self.turned(x, (0, 3, 1, 2)) for x in given]
         return self.turned(write_function(self, function, given, shapes, self.shapes[0]), (0, 2, 3, 1))
 
