@@ -565,6 +565,18 @@ def test_openvino_convolves_in_8_bits_with_the_settings_that_the_file_names(tmp_
     assert len(integer) == 4
 
 
+def test_openvino_strides_over_padding_by_one_pixel(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    images, path = torch.randn(3, 3, 14, 9), tmp_path / "model.xml"
+    for scheme in (schemes.bwn(), schemes.lsq(4, 4), schemes.bnn()):
+        first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1, stride=2, padding=1))
+        rest = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.ReflectionPad2d(1), nn.Conv2d(8, 4, 1, stride=(1, 2)))
+        model = qconv.convert(nn.Sequential(first, rest), scheme, skip=("first",), check=False).eval()
+        qconv.calibrate(model, [images])
+        qconv.export(model, path, to="openvino", images=images)
+        assert qconv.verify_export(model, path, images).agrees
+
+
 def test_openvino_keeps_a_scale_without_bias(tmp_path: Path) -> None:
     """Of batches of any size, it scaled such sums twice for one of two readers."""
     torch.manual_seed(0)

@@ -130,10 +130,16 @@ class _Writer:
     def _conv(self, conv: Any, x: Any) -> Any:
         """A convolution; one of signs and codes in 8 bits, with padding that isn't 0 in front of the codes."""
         left, right, top, bottom = conv.window.padding
-        if isinstance(conv, ops.ConvBits) and conv.pad_value and any(conv.window.padding):
+        value, stride = float(getattr(conv, "pad_value", 0)), conv.window.stride
+        # OpenVINO (2026.4.1) moves the stride of a window of one pixel before all padding that it meets.
+        is_point = conv.window.kernel == (1, 1) and stride != (1, 1)
+        if any(conv.window.padding) and (value or is_point):
             ends = self._whole([0, 0, top, left]), self._whole([0, 0, bottom, right])
-            value = self._floats(torch.tensor(float(conv.pad_value)))
-            x, (left, right, top, bottom) = self.nodes.pad(x, *ends, "constant", value), (0, 0, 0, 0)
+            x = self.nodes.pad(x, *ends, "constant", self._floats(torch.tensor(value)))
+            left, right, top, bottom = 0, 0, 0, 0
+        if is_point:
+            ends = self._whole([0, 0]), self._whole([2**31 - 1] * 2)
+            x, stride = self.nodes.slice(x, *ends, self._whole(stride), self._whole([2, 3])), (1, 1)
         weight, convolution = conv.weight, self.nodes.convolution
         if conv.groups > 1:
             weight, convolution = weight.unflatten(0, (conv.groups, -1)), self.nodes.group_convolution
@@ -144,7 +150,7 @@ class _Writer:
             ones = torch.ones(*weight.shape[:-3], 1, 1, 1)  # without a scale it convolves in floats
             filters = self.nodes.convert(self._constant(weight.to(torch.int8)), "f32")
             filters = self.nodes.multiply(filters, self._floats(ones))
-        return convolution(x, filters, conv.window.stride, [top, left], [bottom, right], conv.window.dilation)
+        return convolution(x, filters, stride, [top, left], [bottom, right], conv.window.dilation)
 
     def _eight_bits(self, x: Any, zero: int) -> Any:
         """Whole numbers from -zero to 255 - zero, as they are."""
