@@ -312,7 +312,7 @@ LACKED = {  # functions that a target refuses
     "qonnx": set[str](),
     "litert": {
         *("gelu", "erf", "atan", "truncated", "argmax", "expand", "zeros", "ones", "repeat", "sum of several"),
-        *("bicubic", "bicubic aligned", "replicate", "pad replicate", "replicate volumes", "circular", "shuffle"),
+        *("bicubic", "bicubic aligned", "circular", "shuffle"),
         *("average", "average with padding", "largest", "adaptive", "average of volumes", "largest of volumes"),
         *("adaptive volumes", "nearest of volumes", "linear signals", "transposed", "dilated", "norm of batches"),
     },

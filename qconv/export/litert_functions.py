@@ -187,15 +187,21 @@ def _instance_norm(n: _Node) -> int:
     return n.add("ADD", scaled, bias, options="Add")
 
 
-def _padded(n: _Node) -> int | None:
-    """The mode is a string of bytes."""
-    count, pads = len(n.shape), n.inputs[1].tolist()
-    sides, mode = n.writer.whole([*zip(pads[:count], pads[count:], strict=True)]), n.own.get("mode", b"constant")
-    if mode == b"constant":
-        return n.add("PADV2", n[0], sides, n.writer.floats(torch.tensor(n.end(2, 0.0))))
-    if mode != b"reflect":
-        return None
-    return n.add("MIRROR_PAD", n[0], sides, options="MirrorPad", mode=n.writer.schema.MirrorPadMode.REFLECT)
+def _padded(n: _Node) -> int:
+    """With zeros, or with pixels of the image, which are gathered along each dimension."""
+    import numpy as np
+
+    count, pads, mode = len(n.shape), n.inputs[1].tolist(), n.own.get("mode", b"constant").decode()
+    sides = [*zip(pads[:count], pads[count:], strict=True)]
+    if mode == "constant":
+        return n.add("PADV2", n[0], n.writer.whole(sides), n.writer.floats(torch.tensor(n.end(2, 0.0))))
+    x, shape = n[0], [*n.writer.shape(n[0])]
+    for axis, ends in enumerate(sides):
+        if any(ends):
+            index = np.pad(np.arange(shape[axis]), ends, mode).tolist()
+            shape[axis] = n.shape[axis]
+            x = n.add("GATHER", x, n.writer.whole(index), options="Gather", shape=[*shape], axis=axis)
+    return x
 
 
 def _resized(n: _Node) -> int | None:
