@@ -314,6 +314,7 @@ LACKED = {  # functions that a target refuses
         *("bicubic", "bicubic aligned", "replicate", "pad replicate", "replicate volumes", "circular", "shuffle"),
         *("average", "average with padding", "largest", "adaptive", "average of volumes", "largest of volumes"),
         *("adaptive volumes", "nearest of volumes", "linear signals", "transposed", "dilated", "norm of batches"),
+        "times images",
     },
 }
 

@@ -212,11 +212,13 @@ def _resized(n: _Node) -> int | None:
     return n.writer.turned(resized, (0, 3, 1, 2))
 
 
-def _sliced(n: _Node) -> int:
+def _sliced(n: _Node) -> int | None:
     shape = n.writer.shape(n[0])
     begin, end, strides, first, last = [0] * len(shape), list(shape), [1] * len(shape), 0, 0
     starts, ends, axes, *rest = (each.tolist() for each in n.inputs[1:])
     for axis, start, stop, step in zip(axes, starts, ends, *(rest or [[1] * len(axes)]), strict=True):
+        if axis == 0 and not (start == 0 and stop >= 2**31 and step == 1):  # some of the images
+            return None
         begin[axis], end[axis], strides[axis] = *slice(start, stop, step).indices(shape[axis])[:2], step
         last |= (end[axis] < 0) << axis  # backwards, to the first number
     for axis in range(len(shape)):  # whole, whatever the number of images
@@ -228,7 +230,7 @@ def _sliced(n: _Node) -> int:
 
 def _cast(n: _Node) -> int | None:
     to = {1: "FLOAT32", 9: "BOOL"}.get(n.own["to"])
-    if to is None:
+    if to is None or n.inputs[0] is None:  # a number of images
         return None
     return n.add("CAST", n[0], result=to)
 
