@@ -203,10 +203,13 @@ def _resized(n: _Node) -> int | None:
     if len(n.shape) != 4 or n.own["mode"] == b"cubic":
         return None
     way, size = n.own["coordinate_transformation_mode"], n.writer.whole(n.shape[2:])
+    is_aligned, given, scales = way == b"align_corners", n.writer.shape(n[0])[2:], n.inputs[2]
+    if not is_aligned and scales is not None and any(scales[2:] * given != n.shape[2:]):
+        return None  # by 1.3, 8 pixels become 10; LiteRT's scale is that of the sizes
     turned = [n.shape[place] for place in (0, 2, 3, 1)]
     kind, own = "RESIZE_NEAREST_NEIGHBOR", dict[str, Any](options="ResizeNearestNeighbor")
     if n.own["mode"] == b"linear":
-        kind, own = "RESIZE_BILINEAR", dict(alignCorners=way == b"align_corners", halfPixelCenters=way == b"half_pixel")
+        kind, own = "RESIZE_BILINEAR", dict(alignCorners=is_aligned, halfPixelCenters=way == b"half_pixel")
         own["options"] = "ResizeBilinear"
     resized = n.add(kind, n.writer.turned(n[0], (0, 2, 3, 1)), size, shape=turned, **own)
     return n.writer.turned(resized, (0, 3, 1, 2))

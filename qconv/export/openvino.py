@@ -109,8 +109,9 @@ class _Writer:
                 x = nodes.multiply(x, self._floats(operation.scale.view(1, -1, 1, 1)))
                 if operation.bias.any():
                     return nodes.add(x, self._floats(operation.bias.view(1, -1, 1, 1)))
-                # OpenVINO 2026.4.1 fuses the product of a quantizer, too, although others read what comes before it.
-                return nodes.clamp(x, -_LARGEST, _LARGEST)
+                # OpenVINO 2026.4.1 fuses the product of a quantizer, too, although others read what comes before it;
+                # and it moves a product behind a normalization, whose eps stays. Behind a maximum, it does neither.
+                return nodes.maximum(x, self._floats(torch.tensor(-_LARGEST)))
             case ops.Add():
                 return nodes.add(x, others[0])
             case ops.Multiply():
@@ -154,6 +155,11 @@ class _Writer:
         with needed("export of other functions to OpenVINO"):
             from ..onnx.functions import as_model
         content = as_model(function, [self.shapes[place] for place in function.inputs], self.shapes[0])
+        for node in content.graph.node:
+            own = {each.name: each.ints or each.i for each in node.attribute}
+            if own.get("ceil_mode") and own.get("count_include_pad") and any(own["pads"]):
+                what = "an average of pixels beyond the padding, which OpenVINO (2026.4.1) counts,"
+                raise ValueError(f"'{function.origin}': {what} can't be written for OpenVINO")
         part = self.openvino.Core().read_model(content.SerializeToString())
         for parameter in part.get_parameters():
             name = parameter.friendly_name
