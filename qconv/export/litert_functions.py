@@ -209,20 +209,25 @@ def _resized(n: _Node) -> int | None:
     if len(n.shape) != 4 or n.own["mode"] == b"cubic":
         return None
     way, size = n.own["coordinate_transformation_mode"], n.writer.whole(n.shape[2:])
+    is_aligned, given, scales = way == b"align_corners", n.writer.shape(n[0])[2:], n.inputs[2]
+    if not is_aligned and scales is not None and any(scales[2:] * given != n.shape[2:]):
+        return None  # by 1.3, 8 pixels become 10; LiteRT's scale is that of the sizes
     turned = [n.shape[place] for place in (0, 2, 3, 1)]
     kind, own = "RESIZE_NEAREST_NEIGHBOR", dict[str, Any](options="ResizeNearestNeighbor")
     if n.own["mode"] == b"linear":
-        kind, own = "RESIZE_BILINEAR", dict(alignCorners=way == b"align_corners", halfPixelCenters=way == b"half_pixel")
+        kind, own = "RESIZE_BILINEAR", dict(alignCorners=is_aligned, halfPixelCenters=way == b"half_pixel")
         own["options"] = "ResizeBilinear"
     resized = n.add(kind, n.writer.turned(n[0], (0, 2, 3, 1)), size, shape=turned, **own)
     return n.writer.turned(resized, (0, 3, 1, 2))
 
 
-def _sliced(n: _Node) -> int:
+def _sliced(n: _Node) -> int | None:
     shape = n.writer.shape(n[0])
     begin, end, strides, first, last = [0] * len(shape), list(shape), [1] * len(shape), 0, 0
     starts, ends, axes, *rest = (each.tolist() for each in n.inputs[1:])
     for axis, start, stop, step in zip(axes, starts, ends, *(rest or [[1] * len(axes)]), strict=True):
+        if axis == 0 and not (start == 0 and stop >= 2**31 and step == 1):  # some of the images
+            return None
         begin[axis], end[axis], strides[axis] = *slice(start, stop, step).indices(shape[axis])[:2], step
         last |= (end[axis] < 0) << axis  # backwards, to the first number
     for axis in range(len(shape)):  # whole, whatever the number of images
@@ -234,7 +239,7 @@ def _sliced(n: _Node) -> int:
 
 def _cast(n: _Node) -> int | None:
     to = {1: "FLOAT32", 9: "BOOL"}.get(n.own["to"])
-    if to is None:
+    if to is None or n.inputs[0] is None:  # a number of images
         return None
     return n.add("CAST", n[0], result=to)
 

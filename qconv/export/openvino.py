@@ -109,8 +109,9 @@ class _Writer:
                 x = nodes.multiply(x, self._floats(operation.scale.view(1, -1, 1, 1)))
                 if operation.bias.any():
                     return nodes.add(x, self._floats(operation.bias.view(1, -1, 1, 1)))
-                # OpenVINO 2026.4.1 fuses the product of a quantizer, too, although others read what comes before it.
-                return nodes.clamp(x, -_LARGEST, _LARGEST)
+                # OpenVINO 2026.4.1 fuses the product of a quantizer, too, although others read what comes before it;
+                # and it moves a product behind a normalization, whose eps stays. Behind a maximum, it does neither.
+                return nodes.maximum(x, self._floats(torch.tensor(-_LARGEST)))
             case Quantize():
                 return self._quantize(operation, x)
             case ops.Sign():
@@ -120,6 +121,11 @@ class _Writer:
         with needed("export to OpenVINO"):
             from ..onnx.floats import as_model
         content = as_model(operation, [self.shapes[place] for place in operation.inputs], self.shapes[0])
+        for node in content.graph.node:
+            own = {each.name: each.ints or each.i for each in node.attribute}
+            if own.get("ceil_mode") and own.get("count_include_pad") and any(own["pads"]):
+                what = "an average of pixels beyond the padding, which OpenVINO (2026.4.1) counts,"
+                raise ValueError(f"'{operation.origin}': {what} can't be written for OpenVINO")
         part = self.core.read_model(content.SerializeToString())
         for parameter in part.get_parameters():
             name = parameter.friendly_name

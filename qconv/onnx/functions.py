@@ -45,6 +45,8 @@ class _Call:
 
     def name(self, value: Any) -> str:
         """Return the name of a value; a string is one, a list one of whole numbers."""
+        if isinstance(value, Images):
+            return _cast(self, self.sizes([value], False), "FLOAT")
         if isinstance(value, str | Given):
             return value if isinstance(value, str) else self.given[value.place]
         is_whole = isinstance(value, list) or (isinstance(value, Tensor) and not value.is_floating_point())
@@ -172,7 +174,17 @@ def _product(c: _Call) -> str:
 
 
 def _clip(*names: str) -> Callable[[_Call], str]:
-    return lambda c: c("Clip", c.x, *("" if c.values.get(end) is None else float(c.values[end]) for end in names))
+    """Write a clamp, of which each end is a number, or a value that is broadcast."""
+
+    def write(c: _Call) -> str:
+        ends, x = [c.values.get(name) for name in names], c.x
+        if not any(isinstance(end, Tensor | Given) for end in ends):
+            return c("Clip", x, *("" if end is None else float(end) for end in ends))
+        for kind, end in zip(("Max", "Min"), ends, strict=False):
+            x = x if end is None else c(kind, x, end)
+        return x
+
+    return write
 
 
 def _gelu(c: _Call) -> str:
@@ -327,7 +339,8 @@ def _variance(c: _Call) -> str | None:
         return c.graph.reduced("ReduceMean", c.x, dims, c.keepdim)
     centred = c("Sub", c.x, c.graph.reduced("ReduceMean", c.x, dims))
     count = math.prod(c.shape[dim] for dim in dims)
-    factor = count / (count - (1 if c.correction is None else c.correction))
+    rest = max(count - (1 if c.correction is None else c.correction), 0)
+    factor = count / rest if rest else math.inf  # 0 times inf is NaN, as in torch
     return c("Mul", c.graph.reduced("ReduceMean", c("Mul", centred, centred), dims, c.keepdim), factor)
 
 
@@ -344,12 +357,14 @@ def _indexed(c: _Call) -> str | None:
 
 
 def _replaced(c: _Call) -> str | None:
-    """Put a value in the place of a part."""
+    """Put a value in the place of a part that isn't some of the images."""
+    if c.step != 1 or c.dims(c.dim) == [0]:
+        return None
     size = c.shape[c.dim]
-    start, end, step = slice(c.start, c.end).indices(size) if c.step == 1 else (0, 0, 0)
+    start, end, _ = slice(c.start, c.end).indices(size)
     before = [c("Slice", c.x, [0], [start], [c.dim])] if start else []
     after = [c("Slice", c.x, [end], [size], [c.dim])] if end < size else []
-    return c("Concat", *before, c.src, *after, axis=c.dim) if step else None
+    return c("Concat", *before, c.src, *after, axis=c.dim)
 
 
 def _flipped(c: _Call) -> str:
@@ -429,7 +444,7 @@ _NAMES = {  # of operators with the same arguments
     **dict(relu="Relu", sigmoid="Sigmoid", tanh="Tanh", exp="Exp", log="Log", sqrt="Sqrt", abs="Abs"),
     **dict(neg="Neg", erf="Erf", floor="Floor", ceil="Ceil", sin="Sin", cos="Cos", atan="Atan"),
     **dict(reciprocal="Reciprocal", maximum="Max", minimum="Min", pow="Pow", matmul="MatMul"),
-    **dict(mm="MatMul", bmm="MatMul", round="Round", sign="Sign"),
+    **dict(mm="MatMul", bmm="MatMul", sign="Sign"),
 }
 _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **_NAMES,
@@ -458,7 +473,8 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "hardsigmoid": lambda c: c("HardSigmoid", c.x, alpha=1 / 6, beta=0.5),
     "hardswish": lambda c: c("Mul", c.x, c("HardSigmoid", c.x, alpha=1 / 6, beta=0.5)),
     "silu": lambda c: gated(c.graph, c.x, c.x),
-    "softplus": lambda c: c("Softplus", c.x) if c.beta == 1 else None,
+    "round": lambda c: None if c.decimals else c("Round", c.x),
+    "softplus": lambda c: c("Softplus", c.x) if (c.beta, c.threshold) == (1, 20) else None,
     "elu": lambda c: c("Elu", c.x, alpha=float(c.alpha)) if c.scale == c.input_scale == 1 else None,
     "leaky_relu": lambda c: c("LeakyRelu", c.x, alpha=float(c.negative_slope)),
     **dict.fromkeys(("prelu", "_prelu_kernel"), lambda c: c("PRelu", c.x, c.weight.reshape(-1, *[1] * (c.rank - 2)))),
