@@ -22,7 +22,8 @@ def values(quantizer, memory_format, each_filter):
     torch.manual_seed(0)
     layer = torch.nn.Conv2d(8, 4, 3).to(memory_format=memory_format)
     groups = [{"params": [layer.weight], "quant_bits": 2}, {"params": [layer.bias]}]
-    optimizer = QuantOptimizer(torch.optim.SGD(groups, lr=0.01), quantizer, ProxHardQuant(), quant_per_channel=each_filter)
+    sgd = torch.optim.SGD(groups, lr=0.01)
+    optimizer = QuantOptimizer(sgd, quantizer, ProxHardQuant(), quant_per_channel=each_filter)
     for _ in range(5):
         optimizer.zero_grad()
         layer(torch.randn(2, 8, 9, 9)).square().mean().backward()
@@ -34,6 +35,6 @@ for quantizer in (UnifQuantizer(), LSBQuantizer()):
     for each_filter, wanted in ((True, ({4}, {72})), (False, ({4}, {4}))):
         formats = torch.contiguous_format, torch.channels_last
         found = tuple(values(quantizer, each, each_filter) for each in formats)
-        print(type(quantizer).__name__, "a step for each filter:", each_filter, "values of contiguous, channels_last:", *found)
+        print(type(quantizer).__name__, f"each_filter={each_filter}: values of contiguous, channels_last:", *found)
         assert found == wanted
 END
