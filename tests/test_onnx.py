@@ -438,6 +438,25 @@ def test_codes_of_volumes_that_cancel_out(tmp_path: Path) -> None:
     assert (conv(model[0](x)) == 0).any()
 
 
+class Tokens(nn.Module):
+    """Pixels before images, as attention of old takes them."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        tokens = input.flatten(2).permute(2, 0, 1)
+        tokens = torch.stack([tokens, tokens.abs()], 3).amax(3) + tokens.std(2, keepdim=True)
+        return tokens.permute(1, 2, 0).reshape(input.shape)
+
+
+@pytest.mark.parametrize("target", ["onnx", "openvino", "qonnx"])
+def test_images_that_do_not_come_first(target: str, tmp_path: Path) -> None:
+    path, images = tmp_path / f"model.{'xml' if target == 'openvino' else 'onnx'}", torch.randn(5, 3, 6, 6)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), Tokens(), qconv.QConv2d(8, 5, 3, scheme=schemes.lsq(4, 4)))
+    qconv.calibrate(model, [images])
+    qconv.export(model.eval(), path, to=target, images=images)
+    for count in (1, 3):
+        assert qconv.verify_export(model, path, images[:count]).agrees
+
+
 def test_signs_around_a_mean_after_global_pooling(tmp_path: Path) -> None:
     first, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1)), torch.randn(4, 3, 9, 8)
     model = nn.Sequential(first, qconv.QConv2d(8, 6, 1, scheme=schemes.siman())).eval()

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 from ..ground.checks import check_flags
 from ..ground.extras import needed
 from ..ground.files import write_file
-from ..onnx.integers import Chains, Integers, fast, roundings
+from ..onnx.integers import Chains, Integers, roundings
+from ..onnx.shapes import Shape, shapes_of
 from ..program import operations as ops
 from ..program.operations import Operation, Program, Quantize, Size, Window
 from ..program.plan import EDGES, PRODUCT, form_of
@@ -155,7 +156,7 @@ class _Writer:
 
         self.schema: Any = schema
         self.program, self.four_bits = program, four_bits
-        self.shapes = [tuple(value.shape) for value in program.values(torch.cat([images[:1]] * 2), fast)]
+        self.shapes = shapes_of(program, images)
         self.chains, self.rounded = Chains(program), dict[int, _How]()
         self.in_bytes, self.quantized = dict[int, Integers](), dict[int, _How]()
         if round_outputs:
@@ -324,7 +325,7 @@ class _Writer:
         constants = [each for each in tree_leaves((function.arguments, function.named)) if isinstance(each, Tensor)]
         is_pointwise = torch.Tag.pointwise in getattr(function.function, "tags", ())
         if is_pointwise and not any(each.ndim for each in constants) and all(len(shape) == 4 for shape in shapes):
-            shapes = [(images, *sides, channels) for images, channels, *sides in shapes]
+            shapes = [Shape(*([each[0], *each[2:], each[1]] for each in (shape, shape.of_three))) for shape in shapes]
             return write_function(self, function, given, shapes, self.shapes[0])
         given = [self.turned(x, (0, 3, 1, 2)) for x in given]
         return self.turned(write_function(self, function, given, shapes, self.shapes[0]), (0, 2, 3, 1))

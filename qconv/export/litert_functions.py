@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..onnx.floats import as_model
+from ..onnx.shapes import Shape
 from ..program.operations import Function
 
 _SAME = {  # nodes of one input, and of its shape
@@ -27,7 +28,9 @@ _REDUCED = {
 }
 
 
-def write_function(writer: Any, function: Function, given: Sequence[int], shapes: Sequence[Any], images: Any) -> int:
+def write_function(
+    writer: Any, function: Function, given: Sequence[int], shapes: Sequence[Shape], images: Shape
+) -> int:
     """Add the operators of a function; return the tensor of its value.
 
     Args:

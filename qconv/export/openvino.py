@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..ground.extras import needed
-from ..onnx.integers import fast
+from ..onnx.shapes import shapes_of
 from ..program import operations as ops
 from ..program.edges import float_at, place_of
 from ..program.operations import Operation, Program, Quantize
@@ -81,7 +81,7 @@ class _Writer:
         self.openvino, self.core = openvino, openvino.Core()
         self.nodes: Any = opset14
         self.program, self.values = program, list[Any]()
-        self.shapes = [tuple(value.shape) for value in program.values(torch.cat([images[:1]] * 2), fast)]
+        self.shapes = shapes_of(program, images)
 
     def model(self) -> Any:
         for number, operation in enumerate(self.program.operations):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..ground.extras import needed
 from ..ground.files import write_file
+from ..onnx.shapes import shapes_of
 from ..program import operations as ops
 from ..program.operations import Clamp, Operation, Program, Quantize, Sign
 from ..program.plan import EDGES, QUOTIENT, form_of
@@ -26,7 +27,6 @@ with needed("export to QONNX"):
     from ..onnx.floats import attributes, padded, write_floats
     from ..onnx.functions import write_function
     from ..onnx.graph import Form, Graph
-    from ..onnx.integers import fast
 
 _DOMAIN = "qonnx.custom_op.general"
 _OPSET, _IR = 17, 9  # which FINN and hls4ml read
@@ -91,8 +91,7 @@ def _without_idle_clamps(program: Program) -> list[Operation]:
 class _Writer:
     def __init__(self, program: Program, images: Tensor) -> None:
         self.program, self.graph = program, Graph(Form(_OPSET))
-        of_images = (program.values(torch.cat([images[:1]] * count), fast) for count in (1, 2))
-        self.of_one, self.shapes = ([tuple(value.shape) for value in values] for values in of_images)
+        self.shapes = shapes_of(program, images)
         self.operations = _without_idle_clamps(program)
         self.names = {0: "input"}
         self.inner: dict[str, str] = {}
@@ -114,7 +113,7 @@ class _Writer:
                 names[:] = ["output" if name == last else name for name in names]
         self.inner = {key: "output" if name == last else name for key, name in self.inner.items()}
         inputs, outputs = (
-            [helper.make_tensor_value_info(name, 1, self.of_one[place])]
+            [helper.make_tensor_value_info(name, 1, self.shapes[place].of(1))]
             for name, place in (("input", 0), ("output", self.program.output))
         )
         graph = helper.make_graph(self.graph.nodes, "qconv", inputs, outputs, self.graph.constants)

@@ -9,8 +9,9 @@ from onnx import TensorProto, helper
 
 from ..program import operations as ops
 from ..program.operations import Window
-from .functions import gated, normalized, of_images, write_function
+from .functions import gated, normalized, write_function
 from .graph import Form, Graph
+from .shapes import Shape
 
 
 def write_floats(graph: Graph, operation: Any, given: Sequence[str], shapes: Sequence[Any]) -> str | None:
@@ -53,7 +54,7 @@ def write_floats(graph: Graph, operation: Any, given: Sequence[str], shapes: Seq
             return None
 
 
-def as_model(operation: Any, shapes: Sequence[Any], images: Any, count: int | None = None) -> Any:
+def as_model(operation: Any, shapes: Sequence[Shape], images: Shape, count: int | None = None) -> Any:
     """Return the ONNX model of an operation on floats.
 
     Args:
@@ -78,10 +79,11 @@ def as_model(operation: Any, shapes: Sequence[Any], images: Any, count: int | No
     return helper.make_model(made, opset_imports=opsets)
 
 
-def _input(name: str, shape: Any, count: int | None) -> Any:
-    shape = of_images(count or 2, shape)
-    is_open = count is None and shape and shape[0] % 2 == 0
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["images", *shape[1:]] if is_open else shape)
+def _input(name: str, shape: Shape, count: int | None) -> Any:
+    whole = shape.of(count or 2)
+    is_open = [count is None and two != three for two, three in zip(shape, shape.of_three, strict=True)]
+    dims = [f"images of {name}" if is_free else side for is_free, side in zip(is_open, whole, strict=True)]
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
 
 
 def write_take(graph: Graph, take: ops.Take, name: str, channels: int, *zero: str) -> str:

@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..program.operations import Function, Given, Images
 from .graph import Graph
+from .shapes import Shape
 
 
 class _Call:
     """A called function: its arguments, as attributes too, and the shape of the first one for two images."""
 
-    def __init__(self, graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> None:
+    def __init__(self, graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Shape]) -> None:
         schema: Any = function.function._schema  # pyright: ignore[reportFunctionMemberAccess]
         names = [argument.name for argument in schema.arguments]
         self.values = {argument.name: argument.default_value for argument in schema.arguments}
@@ -73,7 +74,7 @@ class _Call:
         return self("Concat", *parts, axis=0)
 
 
-def write_function(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> str:
+def write_function(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Shape]) -> str:
     """Add the nodes of a function of inputs with these names and shapes; return the name of its output.
 
     Raises:
@@ -98,13 +99,13 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
     return name
 
 
-def _write_parts(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Any]) -> str:
+def _write_parts(graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Shape]) -> str:
     """Add what a module does, or what torch decomposes a function into, function by function."""
     target: Any = function.function
     is_module = isinstance(target, nn.Module)
     run = getattr(target, "on_floats", target) if is_module else _decompositions()[target]
     run = replace(function, function=dispatch_functionalize(run)).run  # without changes in place
-    recorded, more = (make_fx(run)(*(torch.zeros(of_images(images, shape)) for shape in shapes)) for images in (2, 3))
+    recorded, more = (make_fx(run)(*(torch.zeros(shape.of(images)) for shape in shapes)) for images in (2, 3))
     names, shapes, place = list(given), list(shapes), dict[Any, Any]()
     for node, other in zip(recorded.graph.nodes, more.graph.nodes, strict=True):
         own = tree_map(_of_images, (node.args, node.kwargs), (other.args, other.kwargs), is_leaf=_is_node)
@@ -129,7 +130,7 @@ def _write_parts(graph: Graph, function: Function, given: Sequence[str], shapes:
             place[node], result = part, node.meta["val"]
             if isinstance(result, Tensor):
                 names.append(write_function(graph, part, names, shapes))
-                shapes.append(tuple(result.shape))
+                shapes.append(Shape(result.shape, other.meta["val"].shape))
                 place[node] = Given(len(names) - 1)
     raise AssertionError("a graph ends in an output")
 
@@ -139,11 +140,6 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     more = [aten.elu, aten.any, aten._adaptive_avg_pool2d, aten._native_batch_norm_legit, aten.native_layer_norm]
     return dict(core_aten_decompositions()) | get_decompositions(more)
-
-
-def of_images(images: int, shape: Any) -> Any:
-    """Return the shape of a value for another number of images than two."""
-    return (shape[0] // 2 * images, *shape[1:]) if shape and shape[0] % 2 == 0 else shape
 
 
 def _is_value(leaf: Any) -> bool:
@@ -156,7 +152,11 @@ def _is_node(leaf: Any) -> bool:
 
 def _of_images(leaf: Any, other: Any) -> Any:
     """Return a number of two images that grows with their number as one of all images."""
-    return Images(leaf // 2) if type(leaf) is int and leaf != other else leaf
+    if type(leaf) is not int or leaf == other:
+        return leaf
+    if 3 * leaf != 2 * other:
+        raise ValueError(f"a number that is {leaf} for two images and {other} for three can't be written")
+    return Images(leaf // 2)
 
 
 def _float(value: Any) -> Any:

@@ -12,7 +12,8 @@ from ..program.operations import Program
 from .floats import attributes, padded, write_floats, write_take
 from .functions import write_function
 from .graph import Form, Graph
-from .integers import Chains, Integers, fast, is_even, may_saturate, roundings
+from .integers import Chains, Integers, is_even, may_saturate, roundings
+from .shapes import shapes_of
 
 _NUDGES = sorted(range(-4, 5), key=abs)  # floats beside a step, among which one with the right edges is searched
 
@@ -36,7 +37,7 @@ class Writer:
         self.operations, self.form, self.graph, self.chains = program.operations, form, Graph(form), Chains(program)
         self.rank = example.ndim  # of the input, of which the program takes images
         example = ops.as_images(example)
-        self.shapes = [tuple(value.shape) for value in program.values(torch.cat([example[:1]] * 2), fast)]
+        self.shapes = shapes_of(program, example)
         self.rounded = roundings(program, example, self.chains, form.signed) if round_outputs else {}
         self.kind, self.ends = (torch.int8, (-128, 127)) if form.signed else (torch.uint8, (0, 255))
         ones = self.graph.constant([*range(2, 6 - self.rank)], "int64")
