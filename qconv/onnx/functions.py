@@ -5,7 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -108,7 +108,8 @@ def _write_parts(graph: Graph, function: Function, given: Sequence[str], shapes:
     recorded, more = (make_fx(run)(*(torch.zeros(shape.of(images)) for shape in shapes)) for images in (2, 3))
     names, shapes, place = list(given), list(shapes), dict[Any, Any]()
     for node, other in zip(recorded.graph.nodes, more.graph.nodes, strict=True):
-        own = tree_map(_of_images, (node.args, node.kwargs), (other.args, other.kwargs), is_leaf=_is_node)
+        own = (node.args, node.kwargs), (other.args, other.kwargs)
+        own = tree_map(partial(_of_images, function.origin), *own, is_leaf=_is_node)
         arguments, named = tree_map(
             lambda leaf: place.get(leaf, leaf) if _is_node(leaf) else leaf, own, is_leaf=_is_node
         )
@@ -150,12 +151,12 @@ def _is_node(leaf: Any) -> bool:
     return isinstance(leaf, fx.Node | Images)
 
 
-def _of_images(leaf: Any, other: Any) -> Any:
+def _of_images(origin: str, leaf: Any, other: Any) -> Any:
     """Return a number of two images that grows with their number as one of all images."""
     if type(leaf) is not int or leaf == other:
         return leaf
     if 3 * leaf != 2 * other:
-        raise ValueError(f"a number that is {leaf} for two images and {other} for three can't be written")
+        raise ValueError(f"'{origin}': a number that is {leaf} for two images and {other} for three can't be written")
     return Images(leaf // 2)
 
 
