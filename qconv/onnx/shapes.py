@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..program.operations import Program
@@ -25,5 +26,5 @@ class Shape(tuple[int, ...]):
 
 def shapes_of(program: Program, example: Tensor) -> list[Shape]:
     """Return the shapes of a program's values for images like the first one of these."""
-    of_two, of_three = (program.values(example[:1].repeat(images, 1, 1, 1), fast) for images in (2, 3))
+    of_two, of_three = (program.values(torch.cat([example[:1]] * images), fast) for images in (2, 3))
     return [Shape(two.shape, three.shape) for two, three in zip(of_two, of_three, strict=True)]
