@@ -7,7 +7,7 @@ bits. Whatever its passes do with scales before it, a rounding lies between, and
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -75,11 +75,13 @@ def _outputs(model: Any) -> list[Any]:
 
 class _Writer:
     def __init__(self, program: Program, images: Tensor) -> None:
-        import openvino
-        from openvino import opset14
+        with needed("export to OpenVINO"):
+            import openvino
+            from openvino import opset14
 
+            from ..onnx.floats import as_model
         self.openvino, self.core = openvino, openvino.Core()
-        self.nodes: Any = opset14
+        self.nodes, self.as_model = cast(Any, opset14), as_model
         self.program, self.values = program, list[Any]()
         self.shapes = shapes_of(program, images)
 
@@ -118,9 +120,7 @@ class _Writer:
                 return self._at_least(x, operation.edge.view(1, -1, 1, 1), -1.0, 1.0)
             case ops.Average() | ops.Maximum():
                 return self._pool(operation, self.shapes[operation.inputs[0]][2:], x)
-        with needed("export to OpenVINO"):
-            from ..onnx.floats import as_model
-        content = as_model(operation, [self.shapes[place] for place in operation.inputs], self.shapes[0])
+        content = self.as_model(operation, [self.shapes[place] for place in operation.inputs], self.shapes[0])
         for node in content.graph.node:
             own = {each.name: each.ints or each.i for each in node.attribute}
             if own.get("ceil_mode") and own.get("count_include_pad") and any(own["pads"]):

@@ -89,7 +89,7 @@ def write_function(graph: Graph, function: Function, given: Sequence[str], shape
     elif row is not None and (function.result in (None, 0) or kind.startswith(("split", "unbind", "var_mean"))):
         call = _Call(graph, function, given, shapes)
         name = row(call) if callable(row) else call(row, *call.args[: 2 if row in _OF_TWO else 1])
-    if name is None and (target in _decompositions() or isinstance(target, nn.Module)):
+    if name is None and (isinstance(target, nn.Module) or target in _decompositions()):
         name = _write_parts(graph, function, given, shapes)
     if name is None:
         of_opset = f" of opset {graph.form.opset}" if row else ""

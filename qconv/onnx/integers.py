@@ -155,9 +155,8 @@ class Chains:
         sums = torch.cat([extremes, found.edges, found.edges - 1]).clamp(-found.bound, found.bound)
         on_line = ((sums + k / finer) * slope).clamp(*found.ends).round()
         reached = torch.searchsorted(found.edges.mT.contiguous(), sums.mT.contiguous(), right=True).mT + found.ends[0]
-        if not (on_line - reached).abs().max() <= is_even(
-            coder
-        ):  # or a clamp between affine operations ends it earlier
+        off = (on_line - reached).abs().max()  # NaN, too, is refused
+        if not off <= is_even(coder):  # or a clamp between affine operations ends some channels earlier
             return None
         return _whole(found.chain, found.weight, slope, k * slope / finer, finer, found.ends)
 
