@@ -319,6 +319,10 @@ def test_what_would_not_be_what_ships(tmp_path: Path) -> None:
     model[0].weight.data[0, 0] = math.nan
     with pytest.raises(ValueError, match=r"layer '0' \(QConv2d, bwn\(\)\): its weight has NaN or inf"):
         qconv.save_packed(model, path)
+    model = trained(schemes.lsq())
+    model[0].input_quantizer.step.data.neg_()
+    with pytest.raises(ValueError, match=r"0.input_quantizer.step \(=-.*\) must be positive and finite"):
+        qconv.save_packed(model, path)
     assert not path.exists()
 
 
@@ -601,7 +605,7 @@ CONTENTS_THAT_DO_NOT_FIT: list[tuple[Forge, str]] = [
     (fill("1.bias", math.inf), r"'1.bias' has NaN or inf"),
     (fill("1.running_var", -5), r"'1.running_var' \(=-5.0\) must not be negative"),
     (fill("2.weight.scale", math.inf), r"layer '2': its weight must be finite"),
-    (fill("2.input_quantizer.step", -1), r"step \(=-1.0\) .* must be positive"),
+    (fill("2.input_quantizer.step", -1), r"step \(=-1.0\) must be positive"),
     (fill("0.weight.codes", 255), r"codes' must be below the number of levels"),
     (say("layers", "0", type="QLinear"), r"is a Linear in the file, and a Conv2d"),
     (say("layers", "0", type="Module"), r"type \(='Module'\) must be one of"),

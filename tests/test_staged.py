@@ -364,7 +364,7 @@ def test_a_mixture_is_saved_copied_and_compiled() -> None:
     qconv.lean(layer)
     torch.testing.assert_close(layer(input), expected)
     wrong = layer.state_dict() | {"input_quantizer.quantizers.0.share": torch.tensor(2.0)}
-    with pytest.raises(ValueError, match=r"share \(=2.0\) in the checkpoint must be from 0 to 1"):
+    with pytest.raises(ValueError, match=r"share \(=2.0\) must be from 0 to 1"):
         again.load_state_dict(wrong)
 
 

@@ -147,7 +147,7 @@ def test_a_stage_is_loaded(assign: bool) -> None:
     assert (other.input_quantizer.stage, other.weight_quantizer.stage) == (1, 1)
     assert other.quantized_weight().equal(layer.quantized_weight())
     begun = "weight_quantizer.begun"
-    with pytest.raises(ValueError, match=r"weight_quantizer.begun \(=nan\) in the checkpoint must be from 0 to 1"):
+    with pytest.raises(ValueError, match=r"weight_quantizer.begun \(=nan\) must be from 0 to 1"):
         other.load_state_dict(layer.state_dict() | {begun: torch.tensor([1, torch.nan, 0])})
 
 

@@ -87,7 +87,7 @@ class _DSQ(LearnedRange):
         return position, offset, interval + (offset >= 0), step
 
     def rules(self) -> dict[str, Rule]:
-        return {"alpha": (lambda alpha: (alpha > 0) & (alpha < 1), "in the checkpoint must be above 0 and below 1")}
+        return {"alpha": (lambda alpha: (alpha > 0) & (alpha < 1), "must be above 0 and below 1")}
 
 
 class DSQWeight(_DSQ):

@@ -24,7 +24,7 @@ MOST_VALUES = 2**20
 
 NOT_NEGATIVE: Rule = (
     lambda value: (value >= 0) & value.isfinite(),
-    "in the checkpoint must be at least 0 and finite",
+    "must be at least 0 and finite",
 )
 
 

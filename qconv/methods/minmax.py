@@ -260,8 +260,8 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
 
     def rules(self) -> dict[str, Rule]:
         return {
-            "low": (lambda low: (low <= 0) & low.isfinite(), "in the checkpoint must be at most 0 and finite"),
-            "high": (lambda high: (high >= 0) & high.isfinite(), "in the checkpoint must be at least 0 and finite"),
+            "low": (lambda low: (low <= 0) & low.isfinite(), "must be at most 0 and finite"),
+            "high": (lambda high: (high >= 0) & high.isfinite(), "must be at least 0 and finite"),
         }
 
 

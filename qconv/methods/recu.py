@@ -121,7 +121,7 @@ class ReCUWeight(Binary):
         self.tau.fill_(factor * math.exp(progress) + self.tau_min - factor)
 
     def rules(self) -> dict[str, Rule]:
-        return {"tau": (lambda tau: (tau >= 0.5) & (tau < 1), "in the checkpoint must be from 0.5 to below 1")}
+        return {"tau": (lambda tau: (tau >= 0.5) & (tau < 1), "must be from 0.5 to below 1")}
 
 
 class ReCUInput(Binary):

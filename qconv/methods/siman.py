@@ -104,7 +104,7 @@ class SiManWeight(Binary):
         shard.copy_(placed_as(shard, shifted.to(x.dtype)))
 
     def rules(self) -> dict[str, Rule]:
-        return {"percent": (lambda percent: (percent >= 0) & (percent <= 50), "in the checkpoint must be from 0 to 50")}
+        return {"percent": (lambda percent: (percent >= 0) & (percent <= 50), "must be from 0 to 50")}
 
 
 def _halves(magnitudes: Tensor) -> tuple[Tensor, Tensor]:

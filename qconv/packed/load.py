@@ -236,8 +236,6 @@ class Content:
         for name, target in targets.items():
             if id(target) not in given and name not in counts | flags and not name.startswith(training):
                 raise ValueError(f"tensor '{name}' is missing")
-        for name, part in parts.items():
-            part.check_state(self.state, joined(name, ""))
         self.codes = {
             name: decode(name, described.weight, self.tensors)
             for name, described in self.header.layers.items()

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..ground.checks import check_module
+from ..quantizers.part import Part
 
 
 def joined(name: str, rest: str) -> str:
@@ -40,8 +41,11 @@ def counters(modules: Mapping[str, nn.Module]) -> set[str]:
 
 
 def check_values(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless parameters and batch norm statistics are finite, and variances valid."""
+    """Raise a ValueError unless parameters and batch norm statistics are finite, variances and quantizers valid."""
     modules = dict(model.named_modules(remove_duplicate=False))
+    for name, module in modules.items():
+        if isinstance(module, Part):
+            module.check_state(tensors, joined(name, ""))
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .part import Rule
 
-SHARE: Rule = (lambda flag: (flag >= 0) & (flag <= 1), "in the checkpoint must be from 0 to 1")
+SHARE: Rule = (lambda flag: (flag >= 0) & (flag <= 1), "must be from 0 to 1")
 """The rule for flags in a checkpoint: they may be averages."""
 
 

@@ -13,8 +13,8 @@ M = TypeVar("M", bound=nn.Module)
 Rule = tuple[Callable[[Tensor], Tensor], str]
 """Which elements of a loaded tensor are valid, and the end of the message about an invalid one."""
 
-FINITE: Rule = (torch.isfinite, "in the checkpoint must be finite")
-POSITIVE: Rule = (lambda value: (value > 0) & value.isfinite(), "in the checkpoint must be positive and finite")
+FINITE: Rule = (torch.isfinite, "must be finite")
+POSITIVE: Rule = (lambda value: (value > 0) & value.isfinite(), "must be positive and finite")
 
 PLAIN = bool | int | float | str | tuple | None
 """The types of arguments that a part's `repr` shows."""

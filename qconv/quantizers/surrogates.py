@@ -230,7 +230,7 @@ class ReSTE(Surrogate):
         return (self.o,)
 
     def rules(self) -> dict[str, Rule]:
-        return {"o": (lambda o: (o >= 1) & o.isfinite(), "in the checkpoint must be at least 1 and finite")}
+        return {"o": (lambda o: (o >= 1) & o.isfinite(), "must be at least 1 and finite")}
 
     def set_progress_(self, progress: float) -> None:
         share = progress if self.schedule == "linear" else 1 - math.cos(math.pi / 2 * progress)
@@ -277,7 +277,7 @@ class Fourier(Surrogate):
         return (self.terms,)
 
     def rules(self) -> dict[str, Rule]:
-        return {"terms": (lambda count: (count >= 1) & count.isfinite(), "in the checkpoint must be at least 1")}
+        return {"terms": (lambda count: (count >= 1) & count.isfinite(), "must be at least 1")}
 
     def set_progress_(self, progress: float) -> None:
         self.terms.fill_(self.n_min + math.floor(progress * (self.n_max - self.n_min)) + 1)
