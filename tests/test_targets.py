@@ -38,8 +38,8 @@ EACH = mostly_nightly(SUFFIXES, [target for target in SUFFIXES if target != "exe
 PACKAGES = {"litert": "ai_edge_litert"}
 
 
-def written(target: str, program: Program, images: Tensor, folder: Path) -> list[dict[str, Any]]:
-    """What each interpreter of the target computes from the program's file."""
+def written(target: str, program: Program, images: Tensor, folder: Path) -> list[Any]:
+    """The outputs of each interpreter of the target for the program's file, and the codes inside."""
     pytest.importorskip(PACKAGES.get(target, target))
     module: Any = import_module(f"qconv.export.{target}")
     path = folder / f"model{SUFFIXES[target]}"
@@ -79,14 +79,13 @@ def check_codes(program: Program, images: Tensor, found: dict[str, Any]) -> None
 
 def check(target: str, program: Program, images: Tensor, folder: Path) -> list[dict[str, Any]]:
     wanted, runs = program.run(images).numpy(), written(target, program, images, folder)
-    for found in runs:
+    for (output,), found in runs:
         check_codes(program, images, found)
-        assert found[""].shape == wanted.shape
-        is_close = np.abs(found[""] - wanted).max() <= 2e-6 * np.abs(wanted).max()
+        is_close = np.abs(output.reshape(wanted.shape) - wanted).max() <= 2e-6 * np.abs(wanted).max()
         if not is_close and target == "openvino" and not has_fast_integers():
             pytest.skip("its sums of 8 bits may saturate on this processor, as docs/shipping.md says")
         assert is_close
-    return runs
+    return [found for _, found in runs]
 
 
 def evened(quantize: ops.Quantize) -> ops.Quantize:
@@ -242,22 +241,31 @@ def test_a_file_is_exported_and_verified_in_its_runtime(target: str, tmp_path: P
         qconv.verify_export(model, path, images, interpreter="other")
 
 
-def test_several_outputs_are_not_compared(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
+class Several(nn.Module):
+    """A class for each image, and one for each pixel, which a layer reads."""
 
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+        self.mask, self.head = nn.Conv2d(8, 2, 1), nn.Linear(2, 5)
 
-        def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
-            output = self.second(self.first(input))
-            return self.last(output), output.sigmoid()
+    def forward(self, input: Tensor) -> dict[str, Any]:
+        mask = self.mask(self.stem(input).relu())
+        return {"mask": mask, "more": [self.head(mask.mean((2, 3)))]}
 
-    model = trained(Two(), schemes.lsq(4, 4), x := torch.randn(2, 3, 8, 8))
-    qconv.export(model, path := tmp_path / "two.onnx", to="onnx", images=x)
-    with pytest.raises(ValueError, match=r"model \(Two\) returns 2 tensors, not one"):
-        qconv.verify_export(model, path, x)
+
+@pytest.mark.parametrize("target", mostly_nightly(TARGETS, [target for target in TARGETS if target != "executorch"]))
+def test_several_outputs(target: str, tmp_path: Path) -> None:
+    pytest.importorskip(PACKAGES.get(target, target if TARGETS[target].has_codes or target == "onnx" else "torch"))
+    model, path = trained(Several(), schemes.lsq(4, 4), x := torch.randn(6, 3, 9, 8)), tmp_path / TARGETS[target].file
+    qconv.export(model, path, to=target, images=x)
+    for interpreter in TARGETS[target].interpreters or (None,):
+        found = qconv.verify_export(model, path, x, interpreter=interpreter)
+        assert (found.agrees, found.decisions, found.difference < 1e-5) == (True, 0, True)
+        assert [layer.name for layer in found.layers[-2:]] == ["mask", "more_0"] * TARGETS[target].has_codes
+    mask: Any = model.mask
+    mask.bias.data[0] += 100  # a planted error
+    assert qconv.verify_export(model, path, x).decisions == 6
 
 
 @pytest.mark.parametrize(
@@ -334,10 +342,10 @@ def test_functions(target: str, name: str, tmp_path: Path) -> None:
             writer.write(program, path, images)
         return
     writer.write(program, path, images)
-    got = torch.from_numpy(writer.run(path, images.numpy())[""])
+    (got,), _ = writer.run(path, images.numpy())
     batches = images.split(1 if target == "qonnx" else 3)  # of which each file of QONNX takes one
     wanted = torch.cat([program.run(batch).float() for batch in batches])
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(got).view(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", [target for target in EACH if target != "executorch"])  # which writes any name
@@ -468,7 +476,7 @@ def test_outputs_are_rounded_to_bytes(target: str, name: str, scheme: str, tmp_p
     for interpreter in TARGETS[target].interpreters or (None,):
         if interpreter == "micro" and not runs_in_micro(path):
             continue
-        found, own = run(path, images, interpreter), list[Tensor]()
+        ((output,), found), own = run(path, images, interpreter), list[Tensor]()
         for number, operation in enumerate(program.operations):
             value = operation.run(*(own[place] for place in operation.inputs)) if operation.inputs else images
             if isinstance(operation, ops.Quantize):
@@ -479,7 +487,7 @@ def test_outputs_are_rounded_to_bytes(target: str, name: str, scheme: str, tmp_p
                 assert off.mean() < 0.002
             own.append(value)
         most = 0.15 if scheme == "apot" else 0.01
-        assert float((found[""] - wanted).abs().mean()) < most * float(wanted.abs().mean())
+        assert float((output - wanted).abs().mean()) < most * float(wanted.abs().mean())
 
 
 @pytest.mark.parametrize("target", mostly_nightly(["litert", "executorch"], ["litert"]))
@@ -497,7 +505,7 @@ def test_a_sum_with_codes_is_rounded(target: str, tmp_path: Path) -> None:
     images, path = torch.randn(16, 4, 6, 5), tmp_path / f"model{SUFFIXES[target]}"
     import_module(f"qconv.export.{target}").write(program, path, images, round_outputs=True)
     wanted = program.run(images)
-    assert (run(path, images)[""] - wanted).abs().max() < 0.02 * wanted.max()
+    assert (run(path, images)[0][0] - wanted).abs().max() < 0.02 * wanted.max()
 
 
 def convolutions_in_bytes(path: Path) -> int:
@@ -711,7 +719,7 @@ def test_executorch_names_the_file_that_it_cannot_run(tmp_path: Path) -> None:
     program, path = Program(1), tmp_path / "model.pte"
     program.outputs = (program.add(ops.Clamp(inputs=(0,), channels=1, low=1.0, high=1.0)),)
     write(program, path, torch.zeros(1, 1, 4, 4))
-    assert torch.equal(run(path, torch.zeros(2, 1, 4, 4))[""], torch.ones(2, 1, 4, 4))
+    assert torch.equal(run(path, torch.zeros(2, 1, 4, 4))[0][0], torch.ones(2, 1, 4, 4))
     with pytest.raises(ValueError, match=r"model\.pte: .*: it takes images of \(1, 4, 4\), not \(1, 5, 4\)"):
         run(path, torch.zeros(2, 1, 5, 4))
     erfinv: Any = torch.ops.aten.erfinv.default

@@ -1,7 +1,7 @@
 """The comparison of an exported file, in its own runtime, with the trained model."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.table import Column, lines, wrap
-from ..inference.verify import leaves, other_decisions, tolerance
+from ..inference.verify import compared, leaves, tolerance
 from ..layers.copies import copied
 from ..program.operations import Clamp, Program, Quantize, Sign, as_images
 from ..program.planned import run_operation
@@ -60,9 +60,10 @@ class ExportVerification:
 
     Attributes:
         target: the kind of file.
-        layers: one for each quantizer whose codes the runtime shows, in the order of the program, then the output;
+        layers: one for each quantizer whose codes the runtime shows, in the order of the program, then the outputs;
             empty if it shows none.
-        decisions: number of images that get another class than from the trained model.
+        decisions: number of images that get another class than from the trained model, in any place where outputs have
+            several, or NaN or inf.
         samples: number of images.
         difference: the largest difference of an output from the trained model's.
         largest: the largest output.
@@ -147,7 +148,7 @@ def verify_export(
         ImportError: the runtime is missing; it names the extra that installs it.
         TypeError: `images` is not a float tensor of these shapes.
         ValueError: the file is missing, damaged, of no target, or of another model; it takes no such images; its target
-            does not have the interpreter, or the interpreter refuses it; the model returns other than one tensor.
+            does not have the interpreter, or the interpreter refuses it.
     """
     check_images(images)
     path, model = Path(path), loaded(model)
@@ -162,34 +163,38 @@ def verify_export(
     program = program_of(model, images[:_BATCH])[1] if TARGETS[target].has_codes else None
     trained = copied(model).eval().cpu()
     checks: dict[int, CodesCheck] = {}
-    outputs, wanted = [], []
+    runs: list[tuple[list[Tensor], list[Tensor]]] = []
     for batch in images.split(_BATCH):
-        trained_output, *others = leaves(trained(batch))
-        if others:
-            raise ValueError(f"model ({type(model).__name__}) returns {1 + len(others)} tensors, not one")
-        found = run(path, batch, interpreter)
-        output = found.pop("")
-        if output.numel() != trained_output.numel():
-            raise ValueError(f"exported file {path}: gives {tuple(output.shape)}, not {tuple(trained_output.shape)}")
-        outputs.append(output.view(trained_output.shape))
-        wanted.append(trained_output)
+        wanted = leaves(trained(batch))
+        outputs, found = run(path, batch, interpreter)
+        if [each.numel() for each in outputs] != [each.numel() for each in wanted]:
+            got, needed = ([tuple(each.shape) for each in several] for several in (outputs, wanted))
+            raise ValueError(f"exported file {path}: gives {got}, not {needed}")
+        runs.append(([each.view(other.shape) for each, other in zip(outputs, wanted, strict=True)], wanted))
         if program is not None:
-            _check(checks, program, as_images(batch), found, outputs[-1])
-    output, trained_output = torch.cat(outputs), torch.cat(wanted)
+            _check(checks, program, as_images(batch), found, runs[-1][0])
+    outputs, wanted = (
+        [torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in zip(*runs, strict=True)
+    )
+    others, _, difference, largest = compared(outputs, wanted)
     return ExportVerification(
         target,
         tuple(checks.values()),
-        int(other_decisions(output, trained_output).sum()),
+        int(others.sum()),
         len(images),
-        float((output - trained_output).abs().max()),
-        float(trained_output.abs().max()),
+        difference,
+        largest,
         settings(path),
         interpreter,
     )
 
 
 def _check(
-    checks: dict[int, CodesCheck], program: Program, images: Tensor, found: Mapping[str, Tensor], output: Tensor
+    checks: dict[int, CodesCheck],
+    program: Program,
+    images: Tensor,
+    found: Mapping[str, Tensor],
+    outputs: Sequence[Tensor],
 ) -> None:
     """Add a batch: the program goes on with the codes of the runtime, so each layer is compared for itself."""
     own: list[Tensor] = []
@@ -215,5 +220,6 @@ def _check(
             )
             result = codes
         own.append(result)
-    last = len(program.operations)
-    checks[last] = checks.pop(last, CodesCheck("output")).merged(output, own[program.output].view(output.shape))
+    for number, (name, place, output) in enumerate(zip(program.names(), program.outputs, outputs, strict=True)):
+        last = len(program.operations) + number
+        checks[last] = checks.pop(last, CodesCheck(name)).merged(output, own[place].view(output.shape))

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..ground.checks import check_flags
 from ..ground.extras import needed
@@ -68,12 +69,12 @@ def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool =
     return left_as_floats(program, in_bytes)
 
 
-def run(path: Path, images: Any) -> dict[str, Any]:
+def run(path: Path, images: Any) -> tuple[list[Any], dict[str, Any]]:
     """Run a file as it ships, image by image; then once more for the codes inside of it.
 
     `images` is a numpy array; its codes are as `targets.run` returns them.
     """
-    content, names = path.read_bytes(), [""]  # ExecuTorch (1.5.1) reads from the bytes until the last run
+    content, names = path.read_bytes(), list[str]()  # ExecuTorch (1.5.1) reads from the bytes until the last run
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its Python runtime, which it calls experimental
         with needed("running an ExecuTorch file"):
@@ -85,8 +86,8 @@ def run(path: Path, images: Any) -> dict[str, Any]:
         wanted = tuple(forward.metadata.input_tensor_meta(0).sizes()[1:])
         if wanted != images.shape[1:]:
             raise ValueError(f"it takes images of {wanted}, not {images.shape[1:]}")
-        (output,), (_, *inner) = _outputs(forward, images), _outputs(codes, images)
-    return dict(zip(names, [output, *inner], strict=True))
+        outputs, shown = _outputs(forward, images), _outputs(codes, images)
+    return outputs, dict(zip(names, shown[len(outputs) :], strict=True))
 
 
 def _outputs(method: Any, images: Any) -> list[Any]:
@@ -116,7 +117,7 @@ class _Network(nn.Module):
         super().__init__()
         operations, quantized = program.operations, {} if rounded is None else at_once(program, in_bytes)
         rounded = rounded or {}
-        self.put_together, self.output = program.put_together, program.output
+        self.put_together, self.outputs = program.put_together, program.outputs
         self.inputs = [operation.inputs for operation in operations]
         inside = {place for found in in_bytes.values() for place in found.chain}.difference(in_bytes)
         self.rounded = [place for place in rounded if place not in in_bytes and place not in inside]
@@ -137,7 +138,7 @@ class _Network(nn.Module):
         self.inner = [(place, place not in in_bytes) for place in coders] if is_open else []
 
     def forward(self, images: Tensor) -> Any:
-        """Return the output; in an open network a tuple of it, and for each quantizer its floats, if any, and codes."""
+        """Return the outputs; in an open network then for each quantizer its floats, if any, and codes."""
         values: list[Tensor] = []
 
         def read(place: int) -> Tensor:  # XNNPACK takes one operator that makes floats of bytes for each reader
@@ -147,13 +148,13 @@ class _Network(nn.Module):
             values.append(step(*map(read, inputs)) if inputs else images)
             if place in self.rounded:
                 values[-1] = self.bytes[place].write(values[-1])
-        output, inner = self.put_together([read(self.output)]), list[Tensor]()
+        shown = tree_leaves(self.put_together([*map(read, self.outputs)]))
         for place, has_floats in self.inner:
             codes = read(place)
             if place in self.rounded:
                 codes = (codes / self.bytes[place].step).round()
-            inner += [read(self.inputs[place][0])] * has_floats + [codes]
-        return (output, *inner) if inner else output
+            shown += [read(self.inputs[place][0])] * has_floats + [codes]
+        return tuple(shown)
 
 
 def _step(operation: Operation, operations: list[Operation]) -> nn.Module:

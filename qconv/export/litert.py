@@ -72,7 +72,7 @@ def write(
     return left_as_floats(program, writer.in_bytes)
 
 
-def run(path: Path, images: Any, interpreter: str = "xnnpack") -> dict[str, Any]:
+def run(path: Path, images: Any, interpreter: str = "xnnpack") -> tuple[list[Any], dict[str, Any]]:
     """Run a file as it ships; then once more for the codes inside of it.
 
     Args:
@@ -87,19 +87,19 @@ def run(path: Path, images: Any, interpreter: str = "xnnpack") -> dict[str, Any]
     content = path.read_bytes()
     model: Any = schema.ModelT.InitFromPackedBuf(content, 0)
     inner = next((entry.buffer for entry in model.metadata or () if entry.name == _METADATA.encode()), None)
-    found = {"": _outputs(content, images, interpreter)[0]}
+    found, own = {}, _outputs(content, images, interpreter)
     if inner is not None:
         places: dict[str, int] = json.loads(bytes(model.buffers[inner].data))
         model.subgraphs[0].outputs = list(dict.fromkeys([*model.subgraphs[0].outputs, *places.values()]))
         builder = flatbuffers.Builder(1024)
         builder.Finish(model.Pack(builder), b"TFL3")
-        outputs = _outputs(bytes(builder.Output()), images, interpreter)
-        values = dict(zip(model.subgraphs[0].outputs, outputs, strict=True))
+        shown = _outputs(bytes(builder.Output()), images, interpreter)
+        values = dict(zip(model.subgraphs[0].outputs, shown, strict=True))
         for name, place in places.items():
             tensor, value = model.subgraphs[0].tensors[place], values[place]
             in_bytes = tensor.type == schema.TensorType.INT8
             found[name] = value.astype("float32") - tensor.quantization.zeroPoint[0] if in_bytes else value
-    return found
+    return own, found
 
 
 def _outputs(content: bytes, images: Any, interpreter: str) -> list[Any]:
@@ -204,23 +204,29 @@ class _Writer:
                     inner[f"{number}.input"] = given[0]
             if isinstance(operation, Quantize | ops.Sign):
                 inner[f"{number}.codes"] = self.values[-1]
-        output = self._as_floats(self.values[self.program.output])
-        if self.program.ranks[0] == 2:
-            shape = [-1, self.program.operations[self.program.output].channels]
-            options = schema.ReshapeOptionsT()
-            options.newShape = shape
-            output = self.add("RESHAPE", [output, self.whole(shape)], [1, shape[1]], options)
-        read = {output, *inner.values()}
+        of_outputs = zip(self.program.names(), self.program.outputs, self.program.ranks, strict=True)
+        outputs = [self._output(*each) for each in of_outputs]
+        read = {*outputs, *inner.values()}
         for operator in reversed(self.operators):
             read |= {*operator.inputs} if operator.outputs[0] in read else set()
         operators = [each for each in self.operators if each.outputs[0] in read]
         graph, model, told = schema.SubGraphT(), schema.ModelT(), schema.MetadataT()
         graph.name, graph.tensors, graph.operators = "main", self.tensors, operators
-        graph.inputs, graph.outputs = [0], [output]  # the first tensor, before it is rounded
+        graph.inputs, graph.outputs = [0], outputs  # the first tensor, before it is rounded
         told.name, told.buffer = _METADATA, self._buffer(json.dumps(inner).encode())
         model.version, model.description, model.metadata = 3, "qconv", [told]
         model.subgraphs, model.buffers, model.operatorCodes = [graph], self.buffers, [*map(self._code, self.kinds)]
         return model
+
+    def _output(self, name: str, place: int, rank: int) -> int:
+        """Return the tensor of an output, which gets its name; one of two dimensions loses height and width."""
+        output = self._as_floats(self.values[place])
+        if rank == 2:
+            shape, options = [-1, self.program.operations[place].channels], self.schema.ReshapeOptionsT()
+            options.newShape = shape
+            output = self.add("RESHAPE", [output, self.whole(shape)], [1, shape[1]], options)
+        self.tensors[output].name = name
+        return output
 
     def _code(self, kind: tuple[str, int]) -> Any:
         code = self.schema.OperatorCodeT()

@@ -50,7 +50,7 @@ def write(program: Program, path: Path, images: Tensor) -> None:
             (Path(folder) / name).replace(path.with_name(name))
 
 
-def run(path: Path, images: Any) -> dict[str, Any]:
+def run(path: Path, images: Any) -> tuple[list[Any], dict[str, Any]]:
     """Run a file as it ships, with the settings that it asks for; then once more for the codes inside of it.
 
     `images` is a numpy array; its codes are as `targets.run` returns them.
@@ -60,13 +60,13 @@ def run(path: Path, images: Any) -> dict[str, Any]:
     core = openvino.Core()
     model = core.read_model(path)
     settings = {name: model.get_rt_info(["qconv", name]).astype(str) for name in SETTINGS}
-    found = {"": core.compile_model(model, "CPU", settings)(images)[0]}
+    found, outputs = {}, [*core.compile_model(model, "CPU", settings)(images).values()]
     inner = sorted({name for output in _outputs(model) for name in output.get_names() if name[:1].isdigit()})
     if inner:
         model.add_outputs(inner)
         values = core.compile_model(model, "CPU", settings)(images)
-        found |= {name: values[name] for name in inner}
-    return found
+        found = {name: values[name] for name in inner}
+    return outputs, found
 
 
 def _outputs(model: Any) -> list[Any]:
@@ -93,11 +93,14 @@ class _Writer:
             if isinstance(operation, Quantize | ops.Sign):
                 given[0].add_names({f"{number}.input"})
                 self.values[-1].add_names({f"{number}.codes"})
-        output = self.values[self.program.output]
-        if self.program.ranks[0] == 2:
-            output = self.nodes.reshape(output, self._whole([0, -1]), True).output(0)
-        output.add_names({"output"})
-        return self.openvino.Model([self.nodes.result(output)], [self.values[0].get_node()], "qconv")
+        results = []
+        for name, place, rank in zip(self.program.names(), self.program.outputs, self.program.ranks, strict=True):
+            output = self.values[place]
+            if rank == 2:
+                output = self.nodes.reshape(output, self._whole([0, -1]), True).output(0)
+            output.add_names({name})
+            results.append(self.nodes.result(output))
+        return self.openvino.Model(results, [self.values[0].get_node()], "qconv")
 
     def _node(self, operation: Operation, size: Sequence[int], *given: Any) -> Any:
         """Return the node of an operation; codes are less their zero. OpenVINO reads other operations as ONNX nodes."""

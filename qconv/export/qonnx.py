@@ -30,11 +30,12 @@ with needed("export to QONNX"):
 
 _DOMAIN = "qonnx.custom_op.general"
 _OPSET, _IR = 17, 9  # which FINN and hls4ml read
-_FLAT = "flat"  # in the metadata: whether the output loses its height and width, which hls4ml can't stream
 
 
 def write(program: Program, path: Path, images: Tensor) -> None:
-    """Write a program as a QONNX file for one image, as FINN and hls4ml take it: (1, C, H, W), outputs, too.
+    """Write a program as a QONNX file for one image, as FINN and hls4ml take it: (1, C, H, W).
+
+    Outputs have these dimensions, too: hls4ml can't stream what loses its height and width.
 
     Args:
         program: the program.
@@ -48,7 +49,7 @@ def write(program: Program, path: Path, images: Tensor) -> None:
     write_file(path, _Writer(program, images).model().SerializeToString())
 
 
-def run(path: Path, images: Any) -> dict[str, Any]:
+def run(path: Path, images: Any) -> tuple[list[Any], dict[str, Any]]:
     """Run a file in QONNX's own executor.
 
     `images` is a numpy array; its codes are as `targets.run` returns them.
@@ -60,18 +61,18 @@ def run(path: Path, images: Any) -> dict[str, Any]:
         from qonnx.core.onnx_exec import execute_onnx
         from qonnx.transformation.infer_shapes import InferShapes
     content = onnx.load(path)
-    inner = {entry.key: entry.value for entry in content.metadata_props}
-    is_flat = inner.pop(_FLAT) == str(True)
+    outputs = {output.name: output.name for output in content.graph.output}
+    shown = outputs | {entry.key: entry.value for entry in content.metadata_props if entry.key[:1].isdigit()}
     model: Any = ModelWrapper(content).transform(InferShapes())
-    found: dict[str, list[Any]] = {name: [] for name in ("", *inner)}
+    found: dict[str, list[Any]] = {name: [] for name in shown}
     for image in images:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Output shapes disagree")  # QONNX (1.0) infers none behind a Shape
             values = execute_onnx(model, {"input": image[None]}, return_full_exec_context=True)
         for name, of_images in found.items():
-            of_images.append(values[inner[name] if name else "output"])
+            of_images.append(values[shown[name]])
     values = {name: numpy.concatenate(of_images) for name, of_images in found.items()}
-    return values | {"": values[""].reshape(len(images), -1) if is_flat else values[""]}
+    return [values.pop(name) for name in outputs], values
 
 
 def _without_idle_clamps(program: Program) -> list[Operation]:
@@ -97,8 +98,8 @@ class _Writer:
         self.inner: dict[str, str] = {}
 
     def model(self) -> Any:
-        needed_ones = {self.program.output}
-        for number in range(self.program.output, 0, -1):
+        needed_ones = {*self.program.outputs}
+        for number in range(max(needed_ones), 0, -1):
             needed_ones |= {*self.operations[number].inputs} if number in needed_ones else set()
         for number in sorted(needed_ones - {0}):
             operation = self.operations[number]
@@ -107,19 +108,20 @@ class _Writer:
             self.names[number] = self._written(operation, given)
             if isinstance(operation, Quantize | Sign):
                 self.inner |= {f"{number}.input": given[0], f"{number}.codes": self.names[number]}
-        last = self.names[self.program.output]
+        places = dict(zip(self.program.names(), self.program.outputs, strict=True))
+        last = {self.names[place]: name for name, place in places.items()}
         for node in self.graph.nodes:
             for names in (node.input, node.output):
-                names[:] = ["output" if name == last else name for name in names]
-        self.inner = {key: "output" if name == last else name for key, name in self.inner.items()}
-        inputs, outputs = (
-            [helper.make_tensor_value_info(name, 1, self.shapes[place].of(1))]
-            for name, place in (("input", 0), ("output", self.program.output))
+                names[:] = [last.get(name, name) for name in names]
+        self.inner = {key: last.get(name, name) for key, name in self.inner.items()}
+        inputs, *outputs = (
+            helper.make_tensor_value_info(name, 1, self.shapes[place].of(1))
+            for name, place in [("input", 0), *places.items()]
         )
-        graph = helper.make_graph(self.graph.nodes, "qconv", inputs, outputs, self.graph.constants)
+        graph = helper.make_graph(self.graph.nodes, "qconv", [inputs], outputs, self.graph.constants)
         domains = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_DOMAIN, 1)]
         model = helper.make_model(graph, opset_imports=domains, producer_name="qconv", ir_version=_IR)
-        helper.set_model_props(model, self.inner | {_FLAT: str(self.program.ranks[0] == 2)})
+        helper.set_model_props(model, self.inner)
         return model
 
     def _written(self, operation: Any, given: list[str]) -> str:

@@ -170,11 +170,7 @@ def program_of(model: nn.Module, images: Tensor) -> tuple[FrozenModel, Program]:
     check_images(images)
     images = images.detach().float().cpu()
     frozen = model if isinstance(model, FrozenModel) else freeze(inner_model(model), example=images)
-    program = frozen.program(images)
-    if len(program.outputs) > 1:
-        given = f"model ({type(model).__name__}) returns {', '.join(program.names())}"
-        raise ValueError(f"{given}: only ONNX files have several outputs. Export a module that returns one of them")
-    return frozen, program
+    return frozen, frozen.program(images)
 
 
 def target_of(path: Path) -> str:
@@ -192,34 +188,34 @@ def target_of(path: Path) -> str:
     raise ValueError(f"exported file {path}: it must end in {suffixes}")
 
 
-def run(path: Path, images: Tensor, interpreter: str | None = None) -> dict[str, Tensor]:
+def run(path: Path, images: Tensor, interpreter: str | None = None) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Run a file in its own runtime, by one of its target's interpreters; None takes the first.
 
     Returns:
-        The output under ``""``; under ``"NUMBER.input"`` and ``"NUMBER.codes"``, where the runtime shows them, the
-        floats that the operation of that number in the program encodes, and its codes less the code of 0.
+        The outputs; and under ``"NUMBER.input"`` and ``"NUMBER.codes"``, where the runtime shows them, the floats that
+        the operation of that number in the program encodes, and its codes less the code of 0.
 
     Raises:
         ValueError: the runtime refuses the file, or the images.
     """
     name, images = target_of(path), images.detach().float().cpu().contiguous()
     if name == "onnx":
-        return {"": OnnxModel(path)(images)}
+        return leaves(OnnxModel(path)(images)), {}
     if name == "program":
         content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
         images = as_images(images)
-        return {"": Plan(content, (images.shape[2], images.shape[3]))(images, threads=torch.get_num_threads())[0]}
+        return Plan(content, (images.shape[2], images.shape[3]))(images, threads=torch.get_num_threads()), {}
     try:
         if name == "pt2":
-            return {"": leaves(torch.export.load(path).module()(images))[0]}
+            return leaves(torch.export.load(path).module()(images)), {}
         pixels = as_images(images).numpy()
-        found = import_module(f".{name}", __package__).run(path, pixels, *filter(None, [interpreter]))
+        outputs, found = import_module(f".{name}", __package__).run(path, pixels, *filter(None, [interpreter]))
     except ImportError:
         raise
     except Exception as error:  # of another library, which may raise anything
         refused = f"exported file {path}: {name} can't run it on images {tuple(images.shape)}"
         raise ValueError(f"{refused}: {str(error).strip()}") from error
-    return {key: torch.from_numpy(value) for key, value in found.items()}
+    return [*map(torch.from_numpy, outputs)], {key: torch.from_numpy(value) for key, value in found.items()}
 
 
 def settings(path: Path) -> dict[str, str]:

@@ -507,6 +507,23 @@ def other_decisions(one: Tensor, other: Tensor) -> Tensor:
     return (classes(one) != classes(other)).unsqueeze(1).flatten(1).any(1)
 
 
+def compared(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[Tensor, Tensor, float, float]:
+    """Compare outputs with a trained model's.
+
+    Returns:
+        For each sample, whether it gets another class in an output, or NaN or inf, and whether the order of float sums
+        explains all differences; the largest difference; the largest output.
+    """
+    others, is_far = torch.zeros(2, len(wanted[0]), dtype=torch.bool)
+    off = largest = 0.0
+    for one, other in zip(got, wanted, strict=True):
+        error = (one - other).abs().nan_to_num(torch.inf, torch.inf).reshape(len(other), -1).amax(1)
+        others |= other_decisions(one, other) | error.isinf()
+        is_far |= error > tolerance(float(other.abs().max()))
+        off, largest = max(off, float(error.max())), max(largest, float(other.abs().max()))
+    return others, ~is_far, off, largest
+
+
 def _other_samples(one: Tensor, other: Tensor, samples: int) -> Tensor:
     """Return `other_decisions`; all or none of the samples where an output is not one of samples."""
     found = other_decisions(one, other) if one.shape == other.shape else torch.ones(1, dtype=torch.bool)

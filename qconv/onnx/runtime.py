@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..ground.checks import some
 from ..ground.extras import needed
 from ..inference.defaults import of_shipping
-from ..inference.verify import leaves, other_decisions, tolerance
+from ..inference.verify import compared, leaves
 from ..layers.copies import copied
 
 # What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each.
@@ -145,12 +145,6 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     shapes = [[tuple(each.shape) for each in outputs] for outputs in (got, wanted)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"ONNX file {path}: gives {shapes[0]}, the model {shapes[1]}")
-    others, is_close = torch.zeros(2, len(inputs), dtype=torch.bool)
-    is_close, difference, largest = ~is_close, 0.0, 0.0
-    for one, other in zip(got, wanted, strict=True):
-        error = (one - other).abs().nan_to_num(torch.inf, torch.inf).reshape(len(inputs), -1).amax(1)
-        others |= other_decisions(one, other) | error.isinf()
-        is_close &= error <= tolerance(float(other.abs().max()))
-        difference, largest = max(difference, float(error.max())), max(largest, float(other.abs().max()))
+    others, is_close, difference, largest = compared(got, wanted)
     counts = int(is_close.sum()), difference, largest, int(others.sum()), len(inputs)
     return OnnxComparison(runtime.is_rounded, *counts, runtime.saturating)
