@@ -530,6 +530,7 @@ class Several(nn.Module):
     [
         (lambda one, two: (one, [two]), ["output_0", "output_1_0"]),
         (lambda one, two: {"mask": two}, ["mask"]),
+        (lambda one, two: (one[:, 0], two), ["output_0", "output_1"]),  # (N,)
     ],
 )
 def test_several_outputs(join: Any, names: list[str], tmp_path: Path) -> None:

@@ -116,9 +116,9 @@ def written(writer: Any, program: Program, metadata: Mapping[str, str]) -> Any:
     ends = [helper.make_node("Identity", [given], [name]) for given, name in zip(writer.outputs, names, strict=True)]
     outputs: list[Any] = []
     for name, place, rank in zip(names, program.outputs, program.ranks, strict=True):
-        _, channels, *rest = writer.shapes[place]
-        rest = rest[4 - rank :] if len(rest) == 2 else rest
-        outputs.append(value(name, ["batch", channels, *(None if program.size is None else side for side in rest)]))
+        _, *sizes = writer.shapes[place]
+        channels, rest = sizes[:1], sizes[5 - rank :] if len(sizes) == 3 else sizes[1:]
+        outputs.append(value(name, ["batch", *channels, *(None if program.size is None else side for side in rest)]))
     nodes = [*writer.graph.nodes, *ends]
     read = {name for node in nodes for name in node.input}  # ONNX Runtime warns of constants that nothing reads
     constants = [each for each in writer.graph.constants if each.name in read]
