@@ -141,8 +141,7 @@ class FrozenModel(nn.Module):
 
         A guess is for what needs no input, such as `torch.compile`; the first input replaces it.
         """
-        program, was_guess = self._program, self._is_guess and input.shape[1:] != self._sample.shape[1:]
-        self._is_guess = is_guess
+        program = self._program
         if not isinstance(input, Tensor):
             raise TypeError(f"input ({type(input).__name__}) must be a tensor of samples")
         if self._sample.is_floating_point() and not input.is_floating_point():
@@ -156,12 +155,13 @@ class FrozenModel(nn.Module):
             )
         if self.untraced or not self._trained:
             return
-        if program is None or was_guess or not _fits(program, self._sample, input):
+        is_other = self._is_guess and input.shape[1:] != self._sample.shape[1:]
+        if program is None or is_other or not _fits(program, self._sample, input):
             self._lower(input, is_guess)
 
     @of_shipping()
     def _lower(self, input: Tensor, is_guess: bool) -> None:
-        sample = input.detach()[:1].cpu()
+        self._is_guess, sample = is_guess, input.detach()[:1].cpu()
         try:
             self._program = lower(self._trained[0], sample)
         except NotRecorded as reason:
@@ -188,7 +188,7 @@ class FrozenModel(nn.Module):
         except NotFused as reason:
             return None, str(reason)
         height, width = as_images(self._sample).shape[2:]
-        return planned, planned.is_slow((height, width)) or planned.functions
+        return planned, planned.suits((height, width))[1]
 
     def _images(self, input: Tensor) -> Tensor:
         """Return what a program takes; the input itself, if the forward stays Python."""
@@ -203,10 +203,10 @@ class FrozenModel(nn.Module):
             return None if self.unplanned or len(planned.program.outputs) > 1 else planned
         if not _is_plain_images(input):
             return None
-        slow = planned.is_slow((input.shape[2], input.shape[3]))
-        if (reason := slow or planned.functions) != self.unplanned:
+        is_run, reason = planned.suits((input.shape[2], input.shape[3]))
+        if reason != self.unplanned:
             self.unplanned = reason
-        return planned.run if not slow and planned.fits(input) else None
+        return planned.run if is_run else None
 
     def _run(self, input: Tensor) -> Any:
         network = self.network

@@ -155,16 +155,16 @@ class _Plans:
         self._plans: dict[tuple[Size, ...], Plan] = {}
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        return self.of(*inputs)(*inputs, threads=torch.get_num_threads(), memory_format=self.memory_format)
+        sizes = tuple([(input.shape[2], input.shape[3]) for input in inputs])
+        return self.of(sizes)(*inputs, threads=torch.get_num_threads(), memory_format=self.memory_format)
 
     @property
     def memory_format(self) -> torch.memory_format:
         """That of outputs."""
         return torch.channels_last if self.is_last else torch.contiguous_format
 
-    def of(self, *inputs: Tensor) -> Plan:
+    def of(self, sizes: tuple[Size, ...]) -> Plan:
         """Return the plan for inputs of these sizes."""
-        sizes = tuple((input.shape[2], input.shape[3]) for input in inputs)
         plan = self._plans.get(sizes)
         if plan is None:
             if len(self._plans) >= _PLANS:
@@ -207,25 +207,26 @@ class Planned(nn.Module):
             raise NotFused(self.functions)
         self.plans = [_Plans(program_bytes(part.program, guard and part is whole), part is not whole) for part in parts]
         self.register_buffer("content", None if self.functions else self.plans[0].content)
-        self._slow: dict[Size, str] = {}
+        self._known: dict[Size, tuple[bool, str]] = {}
 
-    def is_slow(self, size: Size) -> str:
-        """Return why torch is faster with images of this size; empty if it is not."""
-        if size not in self._slow:
+    def suits(self, size: Size) -> tuple[bool, str]:
+        """Return whether C runs images of this size, and why it does not run all of the network, or is slower."""
+        if size not in self._known:
             signs, others = self.program.multiplications(size)
             is_slow = signs > max(others, _MANY)
-            self._slow[size] = f"{signs:,} multiplications of floats with signs are faster in torch" if is_slow else ""
-        return self._slow[size]
+            slow = f"{signs:,} multiplications of floats with signs are faster in torch" if is_slow else ""
+            self._known[size] = not slow and self._opens(size), slow or self.functions
+        return self._known[size]
 
     def takes(self, input: Tensor) -> bool:
         """Whether the program is one for images of this shape."""
         return input.shape[1] == self.channels and self.size in (None, tuple(input.shape[2:]))
 
-    def fits(self, input: Tensor) -> bool:
+    def _opens(self, size: Size) -> bool:
         """Whether there is a first plan for images of this size: they may be too small for a window, or too large."""
         try:
             if isinstance(self.steps[0], Part):
-                self.plans[0].of(input)
+                self.plans[0].of((size,))
         except ValueError:
             return False
         return True
