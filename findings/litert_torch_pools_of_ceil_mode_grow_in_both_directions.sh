@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # litert-torch 0.10.0: a pool with ceil_mode gets a row too much where only the columns need one more, and the reverse.
 #
-# Expected: MaxPool2d(3, 2, ceil_mode=True), as in GoogLeNet and SqueezeNet, of 15 rows and 16 columns makes 7 rows, which
-# fit, and 8 columns, the last of which hangs over the edge.
+# Expected: MaxPool2d(3, 2, ceil_mode=True), as in GoogLeNet and SqueezeNet, of 15 rows and 16 columns makes 7 rows,
+# which fit, and 8 columns, the last of which hangs over the edge.
 # Happens: in the file it makes 8 rows. With a mean over rows and columns behind it, the network runs, and its numbers
 # are others. Nothing is said. Where both directions fit, or both hang over, as in squares, numbers are right. So it is
 # with averages that leave out the padding.

@@ -27,17 +27,19 @@ kernel = random.normal(size=(3, 3, 3, COUNT)) * np.geomspace(0.01, 1, COUNT)
 for white in (1, 255):
     x = white * random.random(size=(4, 8, 8, 3)).astype(np.float32)
     convolution = tf.keras.layers.Conv2D(COUNT, 3, use_bias=False)
-    network = tf.keras.Sequential([tf.keras.Input((8, 8, 3)), convolution, tf.keras.layers.BatchNormalization(epsilon=1e-5)])
+    normalization = tf.keras.layers.BatchNormalization(epsilon=1e-5)
+    network = tf.keras.Sequential([tf.keras.Input((8, 8, 3)), convolution, normalization])
     convolution.set_weights([kernel])
     numbers = convolution(x).numpy()
     mean, variance = numbers.mean((0, 1, 2)), numbers.var((0, 1, 2))
-    network.layers[-1].set_weights([np.ones(COUNT), np.zeros(COUNT), mean, variance])
+    normalization.set_weights([np.ones(COUNT), np.zeros(COUNT), mean, variance])
     np.savetxt(f"x_{white}", x.ravel())
     tensorflowjs.converters.save_keras_model(network, f"float32_{white}")
     for name in ("uint8", "uint16", "float16"):
         tensorflowjs.converters.save_keras_model(network, f"{name}_{white}", quantization_dtype_map={name: True})
     for name in ("kernel", "variance"):
-        tensorflowjs.converters.save_keras_model(network, f"{name}_{white}", quantization_dtype_map={"uint8": f"*{name}"})
+        types = {"uint8": f"*{name}"}
+        tensorflowjs.converters.save_keras_model(network, f"{name}_{white}", quantization_dtype_map=types)
 PYTHON
 cat >script.js <<'JAVASCRIPT'
 const assert = require('assert')
@@ -49,7 +51,8 @@ async function deviations(name, white) {
   const [{ weights: weightSpecs, paths }] = file.weightsManifest
   const bytes = fs.readFileSync(`${name}_${white}/${paths[0]}`)
   const weightData = bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length)
-  const model = await tf.loadLayersModel(tf.io.fromMemory({ modelTopology: file.modelTopology, weightSpecs, weightData }))
+  const handler = tf.io.fromMemory({ modelTopology: file.modelTopology, weightSpecs, weightData })
+  const model = await tf.loadLayersModel(handler)
   const x = tf.tensor(fs.readFileSync(`x_${white}`, 'utf8').trim().split('\n').map(Number), [4, 8, 8, 3])
   return Array.from(tf.sqrt(tf.moments(model.predict(x), [0, 1, 2]).variance).dataSync())
 }
