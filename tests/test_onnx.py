@@ -87,7 +87,7 @@ def kinds(path: Path) -> list[str]:
 def written_as(program: Program, images: Tensor, rounded: bool = False, **form: Any) -> tuple[Writer, Any]:
     """A program's writer, and its file."""
     writer = Writer(program, Form(**{"opset": 21 if form.get("four_bits") else 17, **form}), images, rounded)
-    return writer, written(writer, program, {})
+    return writer, written(writer, program, program.size is None, {})
 
 
 def other_values(program: Program, images: Tensor, **form: Any) -> tuple[int, int, float]:
@@ -572,6 +572,35 @@ def test_images_of_any_size(tmp_path: Path) -> None:
     assert onnxruntime.InferenceSession(path).get_inputs()[0].shape == ["batch", 3, 8, 8]
     with pytest.raises(ValueError, match=r"input \(of shape \(4, 3, 9, 9\)\)"):
         OnnxModel(path)(torch.randn(4, 3, 9, 9))
+
+
+class Seen(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.function(input)
+
+
+@pytest.mark.parametrize(
+    ("function", "takes_all"),
+    [
+        (lambda x: x / x.var((2, 3), keepdim=True), False),  # whose nodes hold the number of pixels
+        (lambda x: x.roll(1, 3), False),
+        (lambda x: F.interpolate(x, 5), False),
+        (F.selu, True),
+        (lambda x: x * x.amax(1, True).sigmoid(), True),
+    ],
+)
+def test_functions_of_the_size(function: Any, takes_all: bool, tmp_path: Path) -> None:
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), Seen(function), nn.Conv2d(8, 4, 1)
+    model = trained(nn.Sequential(*layers), schemes.lsq(4, 4), input := torch.randn(4, 3, 8, 8))
+    qconv.export_onnx(model, path := tmp_path / "model.onnx", input)
+    sides = ["height", "width"] if takes_all else [8, 8]
+    assert onnxruntime.InferenceSession(path).get_inputs()[0].shape == ["batch", 3, *sides]
+    if takes_all:
+        torch.testing.assert_close(OnnxModel(path)(input := torch.randn(4, 3, 12, 9)), model(input))
 
 
 def full(_: int) -> None:

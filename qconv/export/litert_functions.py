@@ -211,16 +211,13 @@ def _resized(n: _Node) -> int | None:
     """Of images with channels last."""
     if len(n.shape) != 4 or n.own["mode"] == b"cubic":
         return None
-    way, size = n.own["coordinate_transformation_mode"], n.writer.whole(n.shape[2:])
-    is_aligned, given, scales = way == b"align_corners", n.writer.shape(n[0])[2:], n.inputs[2]
+    is_aligned = n.own["coordinate_transformation_mode"] == b"align_corners"
+    given, scales = n.writer.shape(n[0])[2:], n.inputs[2]
     if not is_aligned and scales is not None and any(scales[2:] * given != n.shape[2:]):
         return None  # by 1.3, 8 pixels become 10; LiteRT's scale is that of the sizes
-    turned = [n.shape[place] for place in (0, 2, 3, 1)]
-    kind, own = "RESIZE_NEAREST_NEIGHBOR", dict[str, Any](options="ResizeNearestNeighbor")
-    if n.own["mode"] == b"linear":
-        kind, own = "RESIZE_BILINEAR", dict(alignCorners=is_aligned, halfPixelCenters=way == b"half_pixel")
-        own["options"] = "ResizeBilinear"
-    resized = n.add(kind, n.writer.turned(n[0], (0, 2, 3, 1)), size, shape=turned, **own)
+    x, size = n.writer.turned(n[0], (0, 2, 3, 1)), n.writer.whole(n.shape[2:])
+    own: dict[str, Any] = dict(alignCorners=is_aligned, halfPixelCenters=not is_aligned, options="ResizeBilinear")
+    resized = n.add("RESIZE_BILINEAR", x, size, shape=[n.shape[place] for place in (0, 2, 3, 1)], **own)
     return n.writer.turned(resized, (0, 3, 1, 2))
 
 

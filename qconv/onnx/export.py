@@ -12,8 +12,9 @@ from ..ground.extras import needed
 from ..ground.files import write_file
 from ..inference.build import build
 from ..inference.defaults import of_shipping
-from ..program.operations import Program
+from ..program.operations import Function, Program
 from .runtime import ROUNDED, SATURATING, OnnxComparison, compare_onnx
+from .shapes import shapes_of
 
 _COMPARED = 64
 
@@ -95,21 +96,36 @@ def export_onnx(
         raise ValueError(f"model ({type(model).__name__}) can't be written as ONNX: {frozen.untraced}")
     program = frozen.program(example)
     form = Form(opset, four_bits, signed, clamp_by_saturation)
-    content = written(Writer(program, form, example, round_outputs), program, metadata or {})
+    is_open = program.size is None and _takes_all_sizes(program, example, form)
+    content = written(Writer(program, form, example, round_outputs), program, is_open, metadata or {})
     onnx.checker.check_model(content, full_check=True)
     write_file(path, content.SerializeToString())
     return compare_onnx(model, path, example[:_COMPARED])
 
 
-def written(writer: Any, program: Program, metadata: Mapping[str, str]) -> Any:
-    """Return the content of the file of a program, whose operations are written."""
+def _takes_all_sizes(program: Program, example: Tensor, form: Any) -> bool:
+    """Whether functions have the same nodes for larger images: they may hold sizes, such as the count of a variance."""
+    from .functions import write_function
+    from .graph import Graph
+
+    functions, graphs = [each for each in program.operations if isinstance(each, Function)], (Graph(form), Graph(form))
+    larger = example[:1].repeat(1, 1, *[2] * (example.ndim - 2))
+    for graph, images in zip(graphs, (example, larger) if functions else (), strict=False):
+        shapes = shapes_of(program, images)
+        for each in functions:
+            write_function(graph, each, [str(place) for place in each.inputs], [shapes[place] for place in each.inputs])
+    return graphs[0].nodes == graphs[1].nodes and graphs[0].constants == graphs[1].constants
+
+
+def written(writer: Any, program: Program, is_open: bool, metadata: Mapping[str, str]) -> Any:
+    """Return the file of a program whose operations are written; an open one takes images of all sizes."""
     from onnx import TensorProto, helper
 
     def value(name: str, shape: Any) -> Any:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
     channels, *sides = writer.shapes[0][1:]
-    sides = ["height", "width"] if program.size is None and len(sides) == 2 else sides
+    sides = ["height", "width"] if is_open and len(sides) == 2 else sides
     sides = sides[max(4 - writer.rank, 0) :]
     input = value("input", ["batch", channels, *sides])
     names = program.names()
@@ -118,7 +134,7 @@ def written(writer: Any, program: Program, metadata: Mapping[str, str]) -> Any:
     for name, place, rank in zip(names, program.outputs, program.ranks, strict=True):
         _, *sizes = writer.shapes[place]
         channels, rest = sizes[:1], sizes[5 - rank :] if len(sizes) == 3 else sizes[1:]
-        outputs.append(value(name, ["batch", *channels, *(None if program.size is None else side for side in rest)]))
+        outputs.append(value(name, ["batch", *channels, *(None if is_open else side for side in rest)]))
     nodes = [*writer.graph.nodes, *ends]
     read = {name for node in nodes for name in node.input}  # ONNX Runtime warns of constants that nothing reads
     constants = [each for each in writer.graph.constants if each.name in read]

@@ -26,7 +26,8 @@ class _Call:
     """A called function: its arguments, as attributes too, and the shape of the first one for two images."""
 
     def __init__(self, graph: Graph, function: Function, given: Sequence[str], shapes: Sequence[Shape]) -> None:
-        schema: Any = function.function._schema  # pyright: ignore[reportFunctionMemberAccess]
+        self.function: Any = function.function
+        schema = self.function._schema
         names = [argument.name for argument in schema.arguments]
         self.values = {argument.name: argument.default_value for argument in schema.arguments}
         self.values |= dict(zip(names, function.arguments, strict=False)) | dict(function.named)
@@ -276,10 +277,18 @@ def _adaptive(kind: str) -> Callable[[_Call], str | None]:
     return write
 
 
+def _nearest(c: _Call) -> str:
+    """Gather torch's pixels: a Resize takes others where a place is nearly whole, as ONNX Runtime's (1.32) by 1/7."""
+    x, sides = c.x, c.shape[2:]
+    for axis, side in enumerate(sides, 2):
+        places = torch.arange(float(side)).view(-1, *[1] * (c.rank - axis - 1)).expand(1, 1, *sides)
+        x = c("Gather", x, c.function(places, *c.args[1:]).movedim(axis, 0).flatten(1)[:, 0].long(), axis=axis)
+    return x
+
+
 def _resized(mode: str) -> Callable[[_Call], str]:
     def write(c: _Call) -> str:
-        way = "asymmetric" if mode == "nearest" else "align_corners" if c.align_corners else "half_pixel"
-        own = {"nearest_mode": "floor"} if mode == "nearest" else {}
+        way = "align_corners" if c.align_corners else "half_pixel"
         scales = c.scale_factors or [c.values[name] for name in c.values if name.startswith("scales")] or [None]
         is_scaled = None not in scales
         if is_scaled and c.output_size:
@@ -289,7 +298,7 @@ def _resized(mode: str) -> Callable[[_Call], str]:
         sizes: tuple[Any, ...] = "", torch.tensor([1.0, 1.0, *scales]) if is_scaled else ""
         if not is_scaled:
             sizes = *sizes, c("Concat", c("Slice", c("Shape", c.x), [0], [2]), list(c.output_size), axis=0)
-        return c("Resize", c.x, *sizes, mode=mode, coordinate_transformation_mode=way, **own)
+        return c("Resize", c.x, *sizes, mode=mode, coordinate_transformation_mode=way)
 
     return write
 
@@ -500,9 +509,9 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     **dict.fromkeys(("avg_pool2d", "max_pool2d", "max_pool2d_with_indices"), _pooled),
     **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), _adaptive("AveragePool")),
     "adaptive_max_pool2d": _adaptive("MaxPool"),
-    **dict(upsample_nearest2d=_resized("nearest"), upsample_bilinear2d=_resized("linear")),
+    **dict.fromkeys(("upsample_nearest2d", "_upsample_nearest_exact2d"), _nearest),
+    **dict.fromkeys(("upsample_linear2d", "upsample_bilinear2d", "upsample_trilinear2d"), _resized("linear")),
     "upsample_bicubic2d": _resized("cubic"),
-    **dict.fromkeys(("upsample_linear2d", "upsample_trilinear2d"), _resized("linear")),
     **dict(mean=_reduce("ReduceMean"), amax=_reduce("ReduceMax"), amin=_reduce("ReduceMin"), sum=_reduce("ReduceSum")),
     **dict(max=_extremes("ReduceMax"), min=_extremes("ReduceMin"), prod=_extremes("ReduceProd")),
     "grid_sampler_2d": _sampled,
