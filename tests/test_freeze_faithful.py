@@ -339,6 +339,44 @@ def test_images_are_counted_behind_windows(tmp_path: Path) -> None:
         assert qconv.export_onnx(model, tmp_path / "windows.onnx", x).close == 4
 
 
+class InWindows(nn.Module):
+    """A layer that reads windows, or rows, as samples."""
+
+    def __init__(self, height: int) -> None:
+        super().__init__()
+        self.stem, self.norm, self.height = nn.Conv2d(3, 8, 1), nn.LayerNorm(8), height
+        self.layer, self.head = nn.Linear(8, 24), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, channels, height, width = (x := self.stem(x)).shape
+        x = x.view(count, channels, height // self.height, self.height, -1, width // 2).permute(0, 2, 4, 3, 5, 1)
+        x = self.layer(self.norm(x.reshape(-1, self.height * (width // 2), channels)))
+        return self.head(x.reshape(count, height * width, -1).amax(1))
+
+
+@pytest.mark.parametrize("scheme", [schemes.bwn(), schemes.shift_q(), schemes.reactnet(), LSQ])
+@pytest.mark.parametrize("height", [1, 4])
+def test_a_layer_of_windows(scheme: Scheme, height: int) -> None:
+    model = trained(InWindows(height), scheme, x := torch.randn(4, 3, 8, 8))
+    frozen = freeze(model, example=x)
+    assert not frozen.untraced
+    assert verify(model, frozen, x).equal
+    for input in (x[:1], x[:3]):
+        torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_thresholds_of_flattened_images(channels: int, dims: int) -> None:
+    """A quantizer of rows has one for each feature, of which an image has several in a channel."""
+    conv: Any = (nn.Conv1d, nn.Conv2d)[dims - 1]
+    layers = conv(3, channels, 3), nn.Flatten(), nn.Linear(channels * 4**dims, 8), nn.Linear(8, 5), nn.Linear(5, 4)
+    model: Any = trained(nn.Sequential(*layers), schemes.reactnet(), x := torch.randn(8, 3, *[6] * dims))
+    with torch.no_grad():
+        model[2].input_quantizer.bias.normal_()
+    assert verify(model, freeze(model, example=x), x).equal
+
+
 class OfHeads(nn.Module):
     """Attention, whose layers before it are convolutions in the program: the numbers of a head lie apart there."""
 

@@ -108,17 +108,20 @@ class _Scope:
 
     Attributes:
         prefix: the name of a layer.
+        rows: how many samples it has for each image, such as windows.
         graph: the recording.
         of_one_image: nodes of a recording with one image, by the names of those of `graph` that compute the same.
     """
 
-    def __init__(self, network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module], prefix: str = "") -> None:
-        self.network, self.sample, self.whole, self.prefix = network, sample, whole, prefix
+    def __init__(
+        self, network: nn.Module, sample: Tensor, whole: Mapping[str, nn.Module], prefix: str = "", rows: int = 1
+    ) -> None:
+        self.network, self.sample, self.whole, self.prefix, self.rows = network, sample, whole, prefix, rows
         self.graph = self._recorded(_IMAGES[0])
         self.of_one_image: dict[str, fx.Node] = {}
 
     def _recorded(self, images: int) -> fx.GraphModule:
-        sample = self.sample[:1].repeat(images, *[1] * (self.sample.ndim - 1))
+        sample = self.sample[:1].repeat(images * self.rows, *[1] * (self.sample.ndim - 1))
         return record(self.network, sample, self.whole)
 
     def check_one_image(self) -> None:
@@ -438,9 +441,11 @@ class _Lowering:
             return lower_layer(self.build, layer, how, x, name, free)
         self.build.program.layers.append(ops.LayerCall(name, x.place, None))
         quantized = Quantized(layer)
-        sample = torch.zeros(x.shape)
+        sample, (rows, rest) = torch.zeros(x.shape), divmod(x.shape[0], _IMAGES[0])
         try:
-            scope = _Scope(quantized, sample, {}, name)
+            if free or rest:
+                raise NotRecorded("its first length is not that of the images, or of several windows of each")
+            scope = _Scope(quantized, sample, {}, name, rows)
         except NotRecorded:
             shape = tuple(quantized(sample).shape)
             return Value(self.build.call(quantized, shape, self.build.raw(x)), shape)
