@@ -36,12 +36,11 @@ def export_onnx(
     """Write a trained model as an ONNX file of standard operators, for a batch of any size.
 
     The file is the program of the frozen model (`qconv.freeze`), operation by operation. Several outputs have the names
-    of the model's: keys, fields or ``output_0``. It takes images of any height
-    and width if the program does. A layer whose sums become codes is a Conv between QuantizeLinear and
-    DequantizeLinear, which runtimes compute in integers; if no whole bias gives the trained steps, as for many layers
-    of 8 bits, a code may be off by one. Other codes are those of the program for the same floats. Runtimes have no fast
-    integer convolution with float outputs, so other sums are a float Conv of whole numbers: exact, but not faster than
-    a float layer.
+    of the model's: keys, fields or ``output_0``. It takes images of any height and width if the program does. A layer
+    whose sums become codes is a Conv between QuantizeLinear and DequantizeLinear, which runtimes compute in integers.
+    If no whole bias gives the trained steps, it is a float Conv with up to 4 bits; with more, a code may be off by one.
+    Other codes are those of the program for the same floats. Runtimes have no fast integer convolution with float
+    outputs, so other sums are a float Conv of whole numbers: exact, but not faster than a float layer.
 
     On x86 processors without VNNI (as AMD's before Zen 4), ONNX Runtime adds two products of 8-bit codes and weights in
     16 bits, where they can saturate, unless the session's option ``session.x64quantprecision`` is ``"1"``: its precise

@@ -19,6 +19,8 @@ AROUND = 2
 """Sums on both sides of the bias that are searched."""
 _LEAST = 1e-30  # the smallest step
 _MOST_OF_STEPS = 128.0
+_FACTORS = 8  # of weights, that are tried for a filter
+_FEW_EDGES = 15  # of 4 bits, which one line with a whole bias nearly always meets
 
 Conv = ops.ConvBits | ops.ConvCodes
 Coder = ops.Quantize | ops.Sign
@@ -137,26 +139,27 @@ class Chains:
         edges = _edges(level, len(coder.edges), len(weight), bound)[ends[0] - low : ends[1] - low]
         return Levels(chain + pool, weight, edges, ends, bound, slope, shift / slope)
 
-    def coded(self, place: int) -> Integers | None:
+    def coded(self, place: int, *, exact: bool = False) -> Integers | None:
         """Return the integers of a convolution whose sums become codes or signs at this place, and only these.
 
         A line ``slope · (sum + k / finer)`` has the edges of the codes if the slope lies between the largest and the
-        smallest ratio that they allow; the k with the widest interval is taken. If there is none, as for many levels
-        on few sums, the bias is rounded, and a code may be off by one; None for uneven codes, or codes with an offset.
+        smallest ratio that they allow; the k with the widest interval is taken. If there is none, the bias is rounded,
+        and a code may be off by one. None for uneven codes, or codes with an offset; with ``exact``, also if one of
+        up to 16 codes is off.
         """
         coder: Any = self.operations[place]
         if (found := self.levels(place)) is None:
             return None
         if isinstance(coder, ops.Sign):
             return found.as_signs()
-        finer = self._bounded(found.chain[0])[2]
-        slope, k = _line(found, finer)
+        slope, k, finer = _line(found, self._bounded(found.chain[0])[2])
         extremes = torch.tensor([[-found.bound], [found.bound]]).expand(2, len(slope))
         sums = torch.cat([extremes, found.edges, found.edges - 1]).clamp(-found.bound, found.bound)
         on_line = ((sums + k / finer) * slope).clamp(*found.ends).round()
         reached = torch.searchsorted(found.edges.mT.contiguous(), sums.mT.contiguous(), right=True).mT + found.ends[0]
         off = (on_line - reached).abs().max()  # NaN, too, is refused
-        if not off <= is_even(coder):  # or a clamp between affine operations ends some channels earlier
+        can_be_off = is_even(coder) and not (exact and len(found.edges) <= _FEW_EDGES)
+        if not off <= can_be_off:  # or a clamp between affine operations ends some channels earlier
             return None
         return _whole(found.chain, found.weight, slope, k * slope / finer, finer, found.ends)
 
@@ -218,9 +221,9 @@ def _edges(level: _Level, count: int, channels: int, bound: int) -> Tensor:
     return reached
 
 
-def _whole(chain: list[int], weight: Tensor, scale: Tensor, bias: Tensor, finer: int, ends: Any = None) -> Integers:
-    """Round a bias in units of the output's codes to units of the sums."""
-    weight, scale = (weight * finer).long(), scale / finer
+def _whole(chain: list[int], weight: Tensor, scale: Tensor, bias: Tensor, finer: Any, ends: Any = None) -> Integers:
+    """Round a bias in units of the output's codes to units of the sums, of weights times a factor."""
+    weight, scale = (weight * torch.as_tensor(finer).view(-1, 1, 1, 1)).long(), scale / finer
     # If a scale of 0 or nearly 0 makes the sums vanish beside the bias, the scale grows and the weight becomes 0.
     least = (bias.abs() / MOST).clamp(min=2.0**-31)  # the smallest one that XNNPACK takes
     weight[scale < least] = 0
@@ -228,17 +231,20 @@ def _whole(chain: list[int], weight: Tensor, scale: Tensor, bias: Tensor, finer:
     return Integers(chain, weight, scale, (bias / scale).round().long(), ends)
 
 
-def _line(levels: Levels, finer: int) -> tuple[Tensor, Tensor]:
-    """Return slope and k of each channel, near the given ones; see `Chains.coded`."""
-    widest, best_slope = torch.zeros_like(levels.slope), levels.slope.clone()
-    middle = (levels.shift * finer).round()
-    best = middle.clone()
-    for k in (middle + offset for offset in range(-AROUND * finer, AROUND * finer + 1)):
-        first, last = slopes(levels, k / finer)
-        is_better = (last - first > widest) & last.isfinite()
-        widest, best = torch.where(is_better, last - first, widest), torch.where(is_better, k, best)
-        best_slope = torch.where(is_better, (first + last) / 2, best_slope)
-    return best_slope, best
+def _line(levels: Levels, finest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return slope, k and factor of each channel, near the given ones; see `Chains.coded`."""
+    widest, slope, k = torch.zeros_like(levels.slope), levels.slope, (levels.shift * finest).round()
+    factor = torch.full_like(slope, finest)
+    for finer in range(finest, max(finest - _FACTORS, 0), -1):
+        for offset in range(-AROUND * finer, AROUND * finer + 1):
+            near = (levels.shift * finer).round() + offset
+            first, last = slopes(levels, near / finer)
+            is_better = (last - first > widest) & last.isfinite()
+            widest, k = torch.where(is_better, last - first, widest), torch.where(is_better, near, k)
+            slope, factor = torch.where(is_better, (first + last) / 2, slope), torch.where(is_better, finer, factor)
+        if bool((widest > 0).all()):
+            break
+    return slope, k, factor
 
 
 def slopes(levels: Levels, shift: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ class Writer:
     def _as_integers(self, place: int) -> Integers | None:
         found = None
         if isinstance(self.operations[place], ops.Quantize | ops.Sign):
-            found = None if self._is_saturated(place, ops.Sign) else self.chains.coded(place)
+            found = None if self._is_saturated(place, ops.Sign) else self.chains.coded(place, exact=not self.rounded)
         elif place in self.rounded:
             found = self.chains.rounded(place, self.rounded[place][0])
         is_split = found is not None and bool((found.weight.abs() > 127).any())
