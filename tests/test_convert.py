@@ -150,7 +150,7 @@ def test_subclasses_and_quantized_layers_are_left_alone(capsys: pytest.CaptureFi
     capsys.readouterr()
     qconv.plan(model, schemes.bwn(), skip=())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("0  Conv2d stays: its weight is computed (pruning): call torch.nn.utils.")
+    assert lines[0].startswith("0  Conv2d stays: its weight is computed (pruning), and ScaledSign")
     assert lines[1] == "1  Special stays: a subclass of Conv2d, see subclasses={Special: qconv.QConv2d}"
     assert (
         lines[2]

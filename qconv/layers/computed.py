@@ -163,7 +163,7 @@ def _obstacle(quantizer: Quantizer, filters: Tensor, maker: Maker) -> str:
     if quantizer.replaces_weight:
         why = "learns other tensors in its place"
     elif maker.name == PRUNING and not _keeps_zeros(quantizer, filters):
-        why = "keeps no zeros, so weights that are pruned would come back"
+        return f"its weight is computed ({PRUNING}), and {quantizer} keeps no zeros: pruned weights would come back"
     elif _moves(quantizer, filters):
         why = "shifts it after every step, which has no effect on a computed weight"
     else:

@@ -112,6 +112,7 @@ def _takes_all_sizes(program: Program, example: Tensor, form: Any) -> bool:
     for graph, images in zip(graphs, (example, larger) if functions else (), strict=False):
         shapes = shapes_of(program, images)
         for each in functions:
+            graph.origin = each.origin
             write_function(graph, each, [str(place) for place in each.inputs], [shapes[place] for place in each.inputs])
     return graphs[0].nodes == graphs[1].nodes and graphs[0].constants == graphs[1].constants
 

@@ -440,7 +440,7 @@ def _copy(c: _Call) -> str | None:
     if c.dtype in (None, torch.float32, torch.float64):
         return c.x
     if c.dtype in _EIGHT_BITS and c.graph.form.opset < 19:
-        return None
+        raise ValueError(f"'{c.graph.origin}': floats of 8 bits need opset=19 or more")
     return _cast(c, c.x, _EIGHT_BITS.get(c.dtype) or _KINDS.get(c.dtype, "INT64"), "FLOAT")
 
 
