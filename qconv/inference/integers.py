@@ -330,8 +330,9 @@ class _Layer:
     def _of_rows(self, x: Value) -> tuple[int, Tensor, Window]:
         """Return a linear layer's input, weight and window."""
         build, rows = self.build, x
-        counts = {1, build.stored[x.place][1]}  # a threshold for each feature is none for a channel of images
-        if len(x.shape) != 2 or any(tensor.numel() not in counts for tensor in self.quantizer.tensors()):
+        # A threshold for each feature is none for each channel of images.
+        of_features = any(tensor.numel() == x.shape[-1] for tensor in self.quantizer.tensors())
+        if len(x.shape) != 2 or (of_features and build.is_flattened(x) and not build.is_image(x)):
             shape = torch.Size(x.shape[:-1]).numel(), x.shape[-1]
             rows = Value(build.reshaped(build.raw(x), shape), shape)
         weight, window = build.on_pixels(self.how.weight[..., None, None], rows)
