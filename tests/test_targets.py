@@ -251,7 +251,7 @@ class Several(nn.Module):
 
     def forward(self, input: Tensor) -> dict[str, Any]:
         mask = self.mask(self.stem(input).relu())
-        return {"mask": mask, "more": [self.head(mask.mean((2, 3)))]}
+        return {"mask": mask, "again": mask, "input": input, "more": [self.head(mask.mean((2, 3)))], "more_0": mask}
 
 
 @pytest.mark.parametrize("target", mostly_nightly(TARGETS, [target for target in TARGETS if target != "executorch"]))
@@ -262,10 +262,31 @@ def test_several_outputs(target: str, tmp_path: Path) -> None:
     for interpreter in TARGETS[target].interpreters or (None,):
         found = qconv.verify_export(model, path, x, interpreter=interpreter)
         assert (found.agrees, found.decisions, found.difference < 1e-5) == (True, 0, True)
-        assert [layer.name for layer in found.layers[-2:]] == ["mask", "more_0"] * TARGETS[target].has_codes
+        names = ["mask", "again", "input_", "more_0", "more_0_"]
+        assert [layer.name for layer in found.layers[-5:]] == names * TARGETS[target].has_codes
     mask: Any = model.mask
     mask.bias.data[0] += 100  # a planted error
     assert qconv.verify_export(model, path, x).decisions == 6
+
+
+@pytest.mark.parametrize("target", ["onnx", "openvino", "qonnx", "litert"])
+def test_outputs_that_are_no_samples(target: str, tmp_path: Path) -> None:
+    """A mask of booleans, and one class for each pixel."""
+    pytest.importorskip(PACKAGES.get(target, target))
+
+    class Pixels(nn.Sequential):
+        def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+            output = super().forward(input)
+            return output > 0, output.permute(0, 2, 3, 1).reshape(-1, 4)
+
+    network = Pixels(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1))
+    model, path = trained(network, schemes.lsq(4, 4), x := torch.randn(5, 3, 6, 7)), tmp_path / TARGETS[target].file
+    qconv.export(model, path, to=target, images=x)
+    found = qconv.verify_export(model, path, x)
+    assert (found.agrees, found.decisions, found.difference < 1e-5) == (True, 0, True)
+    last: Any = model.get_submodule("2")
+    last.bias.data[0] += 100  # a planted error
+    assert qconv.verify_export(model, path, x).decisions == 5
 
 
 @pytest.mark.parametrize(
@@ -362,7 +383,7 @@ def test_pixels_are_torchs(target: str, size: Any, wanted: Any, tmp_path: Path) 
         assert torch.equal(torch.from_numpy(writer.run(path, images.numpy())[0][0]), function(images, [*wanted]))
 
 
-@pytest.mark.parametrize("target", [target for target in EACH if target != "executorch"])  # which writes any name
+@pytest.mark.parametrize("target", [target for target in SUFFIXES if target != "executorch"])  # which writes any name
 def test_a_function_that_a_target_does_not_have_is_refused_by_its_layer(target: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES.get(target, target))
     program, images = Program(3), torch.zeros(1, 3, 4, 4)

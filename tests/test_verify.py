@@ -312,12 +312,13 @@ def test_decisions_of_each_place() -> None:
     one = torch.zeros(3, 2, 2, 2)
     other = one.clone()
     other[1, 1, 0, 1], other[2, 0, 1, 1] = 1, 1  # another class in one place, and the same one
-    assert other_decisions(one, other).tolist() == [False, True, False]
-    assert other_decisions(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0], [-1.0]])).tolist() == [False, True]
-    assert other_decisions(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0])).tolist() == [False, True]
-    assert other_decisions(torch.eye(3)[:2], torch.eye(3)[[0, 2]]).tolist() == [False, True]
+    assert other_decisions(one, other, 3).tolist() == [False, True, False]
+    assert other_decisions(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0], [-1.0]]), 2).tolist() == [False, True]
+    assert other_decisions(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0]), 2).tolist() == [False, True]
+    assert other_decisions(torch.eye(3)[:2], torch.eye(3)[[0, 2]], 2).tolist() == [False, True]
+    assert other_decisions(torch.eye(3), -torch.eye(3), 2).tolist() == [True, True]  # no rows of samples
     rows = torch.tensor([[[5.0, -0.01, 1.0]], [[0.0, 1.0, 2.0]]])
-    assert other_decisions(rows, rows + torch.tensor([0.0, 0.02, 0.0])).tolist() == [False, False]
+    assert other_decisions(rows, rows + torch.tensor([0.0, 0.02, 0.0]), 2).tolist() == [False, False]
 
 
 class Single(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.table import Column, lines, wrap
-from ..inference.verify import compared, leaves, tolerance
+from ..inference.verify import compared, difference, leaves, tolerance
 from ..layers.copies import copied
 from ..program.operations import Clamp, Program, Quantize, Sign, as_images
 from ..program.planned import run_operation
@@ -50,7 +50,9 @@ class CodesCheck:
 
     def merged(self, floats: Tensor, wanted: Tensor) -> "CodesCheck":
         """Return the check with more floats."""
-        off, most = float((floats - wanted).abs().max()), float(wanted.abs().max())
+        if not wanted.numel():
+            return self
+        off, most = float(difference(floats, wanted).max()), float(wanted.double().abs().max())
         return replace(self, floats=max(self.floats, off), largest=max(self.largest, most))
 
 
@@ -176,7 +178,7 @@ def verify_export(
     outputs, wanted = (
         [torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in zip(*runs, strict=True)
     )
-    others, _, difference, largest = compared(outputs, wanted)
+    others, _, difference, largest = compared(outputs, wanted, len(images))
     return ExportVerification(
         target,
         tuple(checks.values()),

@@ -109,7 +109,10 @@ class _Writer:
             if isinstance(operation, Quantize | Sign):
                 self.inner |= {f"{number}.input": given[0], f"{number}.codes": self.names[number]}
         places = dict(zip(self.program.names(), self.program.outputs, strict=True))
-        last = {self.names[place]: name for name, place in places.items()}
+        last = {self.names[place]: name for name, place in places.items() if place}
+        for name, place in places.items():  # another output has this value, or it is the input
+            if last.get(self.names[place]) != name:
+                self.graph.nodes.append(helper.make_node("Identity", [self.names[place]], [name]))
         for node in self.graph.nodes:
             for names in (node.input, node.output):
                 names[:] = [last.get(name, name) for name in names]

@@ -163,7 +163,7 @@ class FrozenModel(nn.Module):
     def _lower(self, input: Tensor, is_guess: bool) -> None:
         self._is_guess, sample = is_guess, input.detach()[:1].cpu()
         try:
-            self._program = lower(self._trained[0], sample)
+            program = lower(self._trained[0], sample)
         except NotRecorded as reason:
             takes(self._trained[0], sample)  # which raises the network's own error, if there is one
             self.untraced = self.unplanned = str(reason)
@@ -173,8 +173,9 @@ class FrozenModel(nn.Module):
             self._program, self._planned = None, None
         else:
             self._sample = torch.empty_like(sample, device="meta")
-            self.network = Library(self._program).to(self._device)
-            self._planned, self.unplanned = self._made_plan(self._program)
+            self.network = Library(program).to(self._device)
+            self._planned, self.unplanned = self._made_plan(program)
+            self._program = program  # last: another thread goes on as soon as there is one
         if self._program is None or (self._program.size is None and input.ndim in (3, 4) and not is_guess):
             self._trained = ()
 

@@ -247,7 +247,7 @@ def _compared(model: nn.Module, frozen: FrozenModel, inputs: Iterable[Any]) -> V
             guided, of_bound = _larger(guided, off), _larger(of_bound, share)
             differs = _larger(differs, float(difference(got, first).max()))
             largest = max(largest, float(first.double().abs().max()))
-        differing = [_other_samples(a, b, len(batch)) for a, b in zip(trained, output, strict=True)]
+        differing = [other_decisions(a, b, len(batch)) for a, b in zip(trained, output, strict=True)]
         decisions += int(torch.stack(differing).any(0).sum())
     if not samples:
         raise ValueError("inputs must hold at least one sample")
@@ -502,32 +502,35 @@ def classes(output: Tensor) -> Tensor:
     return output.argmax(1) if output.shape[1] > 1 else (output[:, 0] > 0).long()
 
 
-def other_decisions(one: Tensor, other: Tensor) -> Tensor:
-    """Whether each sample has another class in ``other``, at one position or more."""
-    return (classes(one) != classes(other)).unsqueeze(1).flatten(1).any(1)
-
-
-def compared(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[Tensor, Tensor, float, float]:
+def compared(got: Sequence[Tensor], wanted: Sequence[Tensor], samples: int) -> tuple[Tensor, Tensor, float, float]:
     """Compare outputs with a trained model's.
 
     Returns:
         For each sample, whether it gets another class in an output, or NaN or inf, and whether the order of float sums
         explains all differences; the largest difference; the largest output.
     """
-    others, is_far = torch.zeros(2, len(wanted[0]), dtype=torch.bool)
+    others, is_far = torch.zeros(2, samples, dtype=torch.bool)
     off = largest = 0.0
     for one, other in zip(got, wanted, strict=True):
-        error = (one - other).abs().nan_to_num(torch.inf, torch.inf).reshape(len(other), -1).amax(1)
-        others |= other_decisions(one, other) | error.isinf()
-        is_far |= error > tolerance(float(other.abs().max()))
-        off, largest = max(off, float(error.max())), max(largest, float(other.abs().max()))
+        if other.numel():
+            error, most = difference(one, other), float(other.double().abs().max())
+            others |= other_decisions(one, other, samples) | of_samples(error.isinf(), samples)
+            is_far |= of_samples(error > tolerance(most), samples)
+            off, largest = max(off, float(error.max())), max(largest, most)
     return others, ~is_far, off, largest
 
 
-def _other_samples(one: Tensor, other: Tensor, samples: int) -> Tensor:
-    """Return `other_decisions`; all or none of the samples where an output is not one of samples."""
-    found = other_decisions(one, other) if one.shape == other.shape else torch.ones(1, dtype=torch.bool)
-    return found if len(found) == samples else found.any().expand(samples)
+def other_decisions(one: Tensor, other: Tensor, samples: int) -> Tensor:
+    """Whether each sample has another class in ``other``, at one position or more."""
+    is_other = torch.tensor(one.shape != other.shape)
+    if one.shape == other.shape and other.numel():
+        is_other = classes(one) != classes(other)
+    return of_samples(is_other, samples)
+
+
+def of_samples(flags: Tensor, samples: int) -> Tensor:
+    """Whether each sample has a flag; all or none of the samples where these are not flags of samples."""
+    return flags.reshape(samples, -1).any(1) if flags.ndim and len(flags) == samples else flags.any().expand(samples)
 
 
 def tolerance(largest: float) -> float:

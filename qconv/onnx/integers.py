@@ -15,12 +15,13 @@ from ..program.operations import Operation, Program
 MOST = 2**30
 """The most of a bias, and of sums: their total must be a 32-bit integer."""
 _MOST_OF_TWO = 2**15 - 1  # of two products: x86 processors without VNNI add them in 16 bits, with saturation
-AROUND = 2
-"""Sums on both sides of the bias that are searched."""
+_AROUND = 2  # sums on both sides of the bias that are searched
 _LEAST = 1e-30  # the smallest step
 _MOST_OF_STEPS = 128.0
-_FACTORS = 8  # of weights, that are tried for a filter
-_FEW_EDGES = 15  # of 4 bits, which one line with a whole bias nearly always meets
+_FINEST = 32  # the largest factor of weights
+_FACTORS = 8  # that are tried for a filter
+_MOST_EDGES = 31  # more are hardly ever met by one line with a whole bias
+_SMALLEST = 2.0**-31  # scale that XNNPACK takes
 
 Conv = ops.ConvBits | ops.ConvCodes
 Coder = ops.Quantize | ops.Sign
@@ -95,11 +96,11 @@ class Chains:
         conv = self.operations[chain[0]]
         return chain if isinstance(conv, Conv) and isinstance(self.operations[conv.inputs[0]], Coder) else []
 
-    def levels(self, place: int, *, pooled: bool = False, most: int = 255) -> Levels | None:
+    def levels(self, place: int, *, pooled: bool = False) -> Levels | None:
         """Return the codes or signs of this place by the sums of the convolution that alone becomes them.
 
         With ``pooled``, also if there is a maximum between the two, which gives the same behind the codes. None, also
-        if sums reach more than ``most`` codes above the lowest one.
+        if sums reach more than 256 codes.
         """
         coder: Any = self.operations[place]
         last = coder.inputs[0]
@@ -134,34 +135,32 @@ class Chains:
         slope = torch.maximum(slope, (shift.abs() * 1e-12).clamp(min=1e-30))
         reached = level(extremes) + low
         ends = int(reached[0].min()), int(reached[1].max())
-        if ends[1] - ends[0] > most:
+        if ends[1] - ends[0] > 255:
             return None
         edges = _edges(level, len(coder.edges), len(weight), bound)[ends[0] - low : ends[1] - low]
         return Levels(chain + pool, weight, edges, ends, bound, slope, shift / slope)
 
-    def coded(self, place: int, *, exact: bool = False) -> Integers | None:
+    def coded(self, place: int, *, exact: bool = False, twice: bool = False, pooled: bool = False) -> Integers | None:
         """Return the integers of a convolution whose sums become codes or signs at this place, and only these.
 
         A line ``slope · (sum + k / finer)`` has the edges of the codes if the slope lies between the largest and the
         smallest ratio that they allow; the k with the widest interval is taken. If there is none, the bias is rounded,
-        and a code may be off by one. None for uneven codes, or codes with an offset; with ``exact``, also if one of
-        up to 16 codes is off.
+        and a code may be off by one. None for uneven codes, or codes with an offset; with ``exact``, also if a code is
+        off. With ``twice``, the integers serve kernels that round twice, too, and cut nothing below but zero and the
+        smallest byte. For ``pooled``, see `levels`.
         """
         coder: Any = self.operations[place]
-        if (found := self.levels(place)) is None:
+        if (levels := self.levels(place, pooled=pooled)) is None:
             return None
         if isinstance(coder, ops.Sign):
-            return found.as_signs()
-        slope, k, finer = _line(found, self._bounded(found.chain[0])[2])
-        extremes = torch.tensor([[-found.bound], [found.bound]]).expand(2, len(slope))
-        sums = torch.cat([extremes, found.edges, found.edges - 1]).clamp(-found.bound, found.bound)
-        on_line = ((sums + k / finer) * slope).clamp(*found.ends).round()
-        reached = torch.searchsorted(found.edges.mT.contiguous(), sums.mT.contiguous(), right=True).mT + found.ends[0]
-        off = (on_line - reached).abs().max()  # NaN, too, is refused
-        can_be_off = is_even(coder) and not (exact and len(found.edges) <= _FEW_EDGES)
-        if not off <= can_be_off:  # or a clamp between affine operations ends some channels earlier
+            return levels.as_signs()
+        if exact and len(levels.edges) > _MOST_EDGES:
             return None
-        return _whole(found.chain, found.weight, slope, k * slope / finer, finer, found.ends)
+        slope, k, finer = _line(levels, self._bounded(levels.chain[0])[2], twice)
+        found = _whole(levels.chain, levels.weight, slope, k * slope / finer, finer, levels.ends)
+        kernels = (once_rounded, twice_rounded) if twice else (once_rounded,)
+        can_be_off = is_even(coder) and not exact
+        return found if max(_off(levels, found, finer, each) for each in kernels) <= can_be_off else None
 
     def rounded(self, place: int, step: float) -> Integers | None:
         """Return the integers of a convolution whose sums are rounded to multiples of `step` at this place."""
@@ -172,8 +171,8 @@ class Chains:
         weight = conv.weight * torch.where(scale < 0, -1, 1).view(-1, 1, 1, 1)
         return _whole(chain, weight, scale.abs(), bias, finer)
 
-    def _bounded(self, place: int) -> tuple[Any, int, int]:
-        """Return a convolution, the bound of its sums' magnitude, and a factor of its weights.
+    def _bounded(self, place: int) -> tuple[Any, int, Tensor]:
+        """Return a convolution, the bound of its sums' magnitude, and a factor of each filter's weights.
 
         The bias is a whole number in units of the sums, which is coarse for few bits.
         """
@@ -181,10 +180,11 @@ class Chains:
         coder: Any = self.operations[conv.inputs[0]]
         highest = 2 if isinstance(coder, ops.Sign) else int(coder.codes[-1])
         most = 1 if isinstance(coder, ops.Sign) else max(highest - conv.zero, conv.zero)
-        magnitudes = conv.weight.long().abs().flatten(1)
-        bound = int(magnitudes.sum(1).max()) * most if magnitudes.numel() else 0
-        finer = min(127, _MOST_OF_TWO // max(2 * highest, 1)) // max(int(magnitudes.max()) if bound else 1, 1)
-        return conv, bound, max(min(finer, MOST // max(bound, 1)), 1)
+        filters = conv.weight.long().abs().flatten(1)
+        bound = int(filters.sum(1).max()) * most if filters.numel() else 0
+        largest = filters.amax(1) if bound else torch.ones(len(filters)).long()
+        finer = min(127, _MOST_OF_TWO // max(2 * highest, 1)) // largest.clamp(min=1)
+        return conv, bound, finer.clamp(1, min(_FINEST, max(MOST // max(bound, 1), 1)))
 
     def _composed(self, chain: list[int]) -> tuple[Tensor, Tensor]:
         """Return scale and bias of all that are affine, in float64."""
@@ -221,25 +221,31 @@ def _edges(level: _Level, count: int, channels: int, bound: int) -> Tensor:
     return reached
 
 
-def _whole(chain: list[int], weight: Tensor, scale: Tensor, bias: Tensor, finer: Any, ends: Any = None) -> Integers:
+def _whole(
+    chain: list[int], weight: Tensor, scale: Tensor, bias: Tensor, finer: Tensor, ends: tuple[int, int] | None = None
+) -> Integers:
     """Round a bias in units of the output's codes to units of the sums, of weights times a factor."""
-    weight, scale = (weight * torch.as_tensor(finer).view(-1, 1, 1, 1)).long(), scale / finer
+    weight, scale = weight.long() * finer.view(-1, 1, 1, 1), scale / finer
     # If a scale of 0 or nearly 0 makes the sums vanish beside the bias, the scale grows and the weight becomes 0.
-    least = (bias.abs() / MOST).clamp(min=2.0**-31)  # the smallest one that XNNPACK takes
+    least = (bias.abs() / MOST).clamp(min=_SMALLEST)
     weight[scale < least] = 0
     scale = torch.maximum(scale, least)
     return Integers(chain, weight, scale, (bias / scale).round().long(), ends)
 
 
-def _line(levels: Levels, finest: int) -> tuple[Tensor, Tensor, Tensor]:
+def _line(levels: Levels, finest: Tensor, twice: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return slope, k and factor of each channel, near the given ones; see `Chains.coded`."""
-    widest, slope, k = torch.zeros_like(levels.slope), levels.slope, (levels.shift * finest).round()
-    factor = torch.full_like(slope, finest)
-    for finer in range(finest, max(finest - _FACTORS, 0), -1):
-        for offset in range(-AROUND * finer, AROUND * finer + 1):
+    widest, slope, k, factor = torch.zeros_like(levels.slope), levels.slope, (levels.shift * finest).round(), finest
+    for coarser in range(_FACTORS):
+        finer = (finest - coarser).clamp(min=1)
+        # The second rounding sees parts of 2 ** exponent of a code; the first one gives the last half of such a part.
+        margin = twice * torch.ldexp(0.5 / levels.slope, torch.frexp(levels.slope / finer).exponent)
+        most = _AROUND * int(finer.max())
+        for offset in range(-most, most + 1):
             near = (levels.shift * finer).round() + offset
-            first, last = slopes(levels, near / finer)
-            is_better = (last - first > widest) & last.isfinite()
+            first, last = _slopes(levels, near / finer, margin)
+            last = torch.where(last < torch.inf, last, 2 * torch.maximum(first, levels.slope))  # sums reach no end
+            is_better = last - first > widest
             widest, k = torch.where(is_better, last - first, widest), torch.where(is_better, near, k)
             slope, factor = torch.where(is_better, (first + last) / 2, slope), torch.where(is_better, finer, factor)
         if bool((widest > 0).all()):
@@ -247,20 +253,55 @@ def _line(levels: Levels, finest: int) -> tuple[Tensor, Tensor, Tensor]:
     return slope, k, factor
 
 
-def slopes(levels: Levels, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """The slopes between which the rounding of ``slope · (sum + shift)`` has the edges, for each channel."""
+def _slopes(levels: Levels, shift: Tensor, margin: Tensor) -> tuple[Tensor, Tensor]:
+    """The slopes between which the rounding of ``slope · (sum + shift)`` has the edges, for each channel.
+
+    They serve kernels, too, whose edges lie nearer to 0 by a part of the sums' unit, up to the margin.
+    """
     edges, bound, low = levels.edges, levels.bound, levels.ends[0]
     halves = torch.arange(low + 1, low + 1 + len(edges)).unsqueeze(1) - 0.5
     first, last = torch.zeros_like(shift), torch.full_like(shift, torch.inf)
     if not len(edges):
         return first, last
-    for at, is_met, sign in ((edges + shift, edges <= bound, 1), (edges - 1 + shift, edges > -bound, -1)):
+    reached, before = edges + shift - margin * (halves < 0), edges - 1 + shift + margin * (halves > 0)
+    for at, is_met, sign in ((reached, edges <= bound, 1), (before, edges > -bound, -1)):
         # sign · slope · at ≥ sign · level: a lower bound if sign · at is positive, else an upper one.
         ratio, is_never = halves / at, is_met & (at == 0) & (sign * halves > 0)
         first = torch.maximum(first, torch.where(is_met & (sign * at > 0), ratio, 0).amax(0))
         last = torch.minimum(last, torch.where(is_met & (sign * at < 0), ratio, torch.inf).amin(0))
         last = torch.where(is_never.any(0), -torch.inf, last)
     return first, last
+
+
+def _off(levels: Levels, found: Integers, finer: Tensor, kernel: Callable[[Tensor, Tensor], Tensor]) -> int:
+    """Return by how many codes a kernel is off at most: at the edges, before them, and at the ends of the sums."""
+    (low, high), edges = levels.ends, levels.edges
+    extremes = torch.tensor([[-levels.bound], [levels.bound]]).expand(2, edges.shape[1])
+    # Of a filter of zeros, sums are 0.
+    sums = torch.cat([extremes, edges, edges - 1]).clamp(-levels.bound, levels.bound) * levels.weight.flatten(1).any(1)
+    is_cut = low == 0 or high - low == 255 or kernel is once_rounded
+    sums_in_file = sums * finer * found.weight.flatten(1).any(1) + found.bias
+    codes = kernel(sums_in_file, found.scale).clamp(low if is_cut else None, high)
+    reached = torch.searchsorted(edges.mT.contiguous(), sums.mT.contiguous(), right=True).mT + low
+    return int((codes - reached).abs().max())
+
+
+def once_rounded(sums: Tensor, scale: Tensor) -> Tensor:
+    """XNNPACK's and ONNX Runtime's kernels: a product of float32, rounded to even."""
+    return (sums.float() * scale.float()).round().long()
+
+
+def twice_rounded(sums: Tensor, scale: Tensor) -> Tensor:
+    """LiteRT's own: ``sums · m / 2³¹``, rounded, over a power of two, with halves away from 0; ``2³⁰ ≤ m < 2³¹``."""
+    fraction, exponent = torch.frexp(scale)
+    factor = (fraction * 2**31).round().long()
+    is_one = factor == 2**31
+    factor, exponent = torch.where(is_one, factor // 2, factor), torch.where(is_one, exponent + 1, exponent)
+    product = (sums << exponent.clamp(min=0)) * factor
+    high = torch.where(product >= 0, (product + 2**30) >> 31, -((2**30 - 1 - product) >> 31))
+    right = (-exponent).clamp(min=0)
+    mask = (1 << right) - 1
+    return (high >> right) + ((high & mask) > (mask >> 1) + (high < 0).long()).long()
 
 
 def fast(operation: Operation, *values: Tensor) -> Tensor:

@@ -145,6 +145,6 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     shapes = [[tuple(each.shape) for each in outputs] for outputs in (got, wanted)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"ONNX file {path}: gives {shapes[0]}, the model {shapes[1]}")
-    others, is_close, difference, largest = compared(got, wanted)
+    others, is_close, difference, largest = compared(got, wanted, len(inputs))
     counts = int(is_close.sum()), difference, largest, int(others.sum()), len(inputs)
     return OnnxComparison(runtime.is_rounded, *counts, runtime.saturating)

@@ -16,6 +16,7 @@ from .integers import Chains, Integers, is_even, may_saturate, roundings
 from .shapes import shapes_of
 
 _NUDGES = sorted(range(-4, 5), key=abs)  # floats beside a step, among which one with the right edges is searched
+_FEW_EDGES = 15  # of 4 bits, which one line with a whole bias nearly always meets
 
 
 class Writer:
@@ -66,8 +67,10 @@ class Writer:
 
     def _as_integers(self, place: int) -> Integers | None:
         found = None
-        if isinstance(self.operations[place], ops.Quantize | ops.Sign):
-            found = None if self._is_saturated(place, ops.Sign) else self.chains.coded(place, exact=not self.rounded)
+        coder = self.operations[place]
+        if isinstance(coder, ops.Quantize | ops.Sign):
+            exact = not self.rounded and isinstance(coder, ops.Quantize) and len(coder.edges) <= _FEW_EDGES
+            found = None if self._is_saturated(place, ops.Sign) else self.chains.coded(place, exact=exact)
         elif place in self.rounded:
             found = self.chains.rounded(place, self.rounded[place][0])
         is_split = found is not None and bool((found.weight.abs() > 127).any())

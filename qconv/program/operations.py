@@ -594,13 +594,8 @@ class Program:
         self.size: tuple[int, ...] | None = None
         self.layers: list[LayerCall] = []
 
-    @property
-    def output(self) -> int:
-        """The number of the operation whose value is the first output."""
-        return self.outputs[0]
-
     def names(self) -> list[str]:
-        """Return names of the outputs: "output", or the keys, fields and numbers of several."""
+        """Return names of the outputs: "output", or the keys, fields and numbers of several; each only once."""
         if self.structure is None:
             return ["output"]
         paths, _ = tree_flatten_with_path(tree_unflatten(list(self.outputs), self.structure))
@@ -608,7 +603,13 @@ class Program:
             [str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind))) for key in path]
             for path, _ in paths
         )
-        return ["_".join(path if path and not path[0].isdigit() else ["output", *path]) for path in parts]
+        names = ["input"]
+        for path in parts:
+            name = "_".join(path if path and not path[0].isdigit() else ["output", *path])
+            while name in names:
+                name += "_"
+            names.append(name)
+        return names[1:]
 
     def add(self, operation: Operation) -> int:
         """Append an operation; return its number."""
@@ -650,7 +651,7 @@ class Program:
 
     def shape(self) -> tuple[int, ...]:
         """Return (C,) of an output (N, C), else C, the numbers of each `Length` of its rows, and of its columns."""
-        operation = self.operations[self.output]
+        operation = self.operations[self.outputs[0]]
         channels, sides = operation.channels, [[length] for length in operation.lengths()]
         while operation.inputs:
             operation = self.operations[operation.inputs[0]]
