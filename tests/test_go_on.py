@@ -259,6 +259,10 @@ def test_evaluate(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli(["evaluate", str(one), f"run_dir={one}/newer"]) == 0
     assert json.loads((one / "newer/evaluation.json").read_text())["packed_bytes"] == last["packed_bytes"]
     assert cli(["evaluate", str(one), "data.shift=oh"]) == 1
+    assert cli(["evaluate", str(one), "data.batch_sise=4"]) == cli(["evaluate", str(one), "data=cifar10"]) == 1
+    told = capsys.readouterr().err
+    assert "did you mean data.batch_size?" in told
+    assert "data.root must be given: data.root=FOLDER" in told
     assert cli(["evaluate", str(one / "nothing")]) == 1
     assert "there is no folder" in capsys.readouterr().err
 

@@ -102,7 +102,7 @@ def test_a_path_hides_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("something", "packed model something: there is no such file"),
         ("nowhere/model", "a packed file or a network of the zoo"),
         ("model.safetensors", "no such file"),
-        (".", "qconv export . --to packed"),
+        (".", "is not the folder of a run: there is no config.yaml"),
     ],
 )
 def test_what_is_not_there(what: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

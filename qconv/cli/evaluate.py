@@ -35,14 +35,17 @@ def run(options: argparse.Namespace) -> int:
     from ..training.run import evaluate
     from ..training.stored_config import config_errors, stored_config
     from .configs import folder, store_schemes
-    from .messages import lightning_errors, quiet_lightning
+    from .messages import lightning_errors, message, quiet_lightning
 
     quiet_lightning()
     store_schemes()
     path = Path(options.run_folder)
-    cfg = stored_config(path, options.words, folder())
-    cfg.evaluate = str(path / (LAST if options.last else BEST))
-    with config_errors(path / CONFIG), lightning_errors():
-        evaluate(cfg)
+    try:
+        cfg = stored_config(path, options.words, folder())
+        cfg.evaluate = str(path / (LAST if options.last else BEST))
+        with config_errors(path / CONFIG), lightning_errors():
+            evaluate(cfg)
+    except ValueError as error:
+        raise ValueError(message(error)) from error
     print(Path(cfg.run_dir) / EVALUATION)
     return 0

@@ -40,12 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--round-outputs",
         action="store_true",
+        default=None,
         help="ONNX, LiteRT and ExecuTorch: round to 8 bits between layers, over the range that some hundred images "
         "show; much faster with many channels or 8 bits, but predicted classes can change",
     )
     parser.add_argument(
         "--four-bits",
         action="store_true",
+        default=None,
         help="ONNX and LiteRT: store 4-bit integers in half a byte, which few programs read, or fast",
     )
     parser.add_argument(
@@ -72,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     source: Source = options.model
     folder = source.path if source.is_run else source.path.parent
     compared = None
-    chosen = {name: value for name in ("round_outputs", "four_bits", "opset") if (value := getattr(options, name))}
+    given = {name: getattr(options, name) for name in ("round_outputs", "four_bits", "opset")}
+    chosen = {name: value for name, value in given.items() if value is not None}
     of_target = {"onnx": {*chosen}, "litert": {"four_bits", "round_outputs"}, "executorch": {"round_outputs"}}
     if not chosen.keys() <= of_target.get(options.to, set()):
         raise ValueError(

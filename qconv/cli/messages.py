@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from hydra.errors import InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -50,8 +51,9 @@ def message(error: BaseException) -> str:
         return f"{twice[1]} is there already: write {twice[1]}={twice[2]}, without +"
     if "Config group override must be a string" in str(error):
         return "a group of the config can't be null or a number: name one of its files, such as scheduler=constant"
-    if isinstance(error, MissingMandatoryValue) and error.full_key is not None:
-        return must_be_given(str(error.full_key), error.parent_node)
+    missing: Any = _behind(error, MissingMandatoryValue)
+    if missing is not None and missing.full_key is not None:
+        return must_be_given(str(missing.full_key), missing.parent_node)
     if (of_key := _unknown_key(error)) is not None:
         return of_key
     if isinstance(error, OSError) and error.filename is not None:
@@ -124,11 +126,16 @@ def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
     return f"there is no {group}={name}" + (f"; there are {', '.join(listed)}{rest}" if listed else "")
 
 
+def _behind(error: BaseException | None, kinds: Any) -> BaseException | None:
+    """Return the error, or the first of its causes, that is of these kinds."""
+    while error is not None and not isinstance(error, kinds):
+        error = error.__cause__
+    return error
+
+
 def _unknown_key(error: BaseException) -> str | None:
     """Return the message for an override of an unknown key, with the nearest key. None for other errors."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ConfigAttributeError | ConfigKeyError):
-        cause = cause.__cause__
+    cause: Any = _behind(error, ConfigAttributeError | ConfigKeyError)
     if cause is None or cause.full_key is None or not isinstance(cause.parent_node, DictConfig):
         return None
     key = str(cause.full_key)

@@ -1,5 +1,6 @@
 """Files that are either complete or absent, clear messages about those that are damaged, and those of a folder."""
 
+import errno
 import os
 import pickle
 import re
@@ -79,7 +80,13 @@ class atomic_file:  # noqa: N801  # used like `open`
         self.temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
     def __enter__(self):
-        self.file = self.temporary.open("wb")
+        if self.path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
+        try:
+            self.file = self.temporary.open("wb")
+        except OSError as error:
+            error.filename = str(self.path)  # which the user knows
+            raise
         self._remove_leftovers()
         return self.file
 

@@ -14,7 +14,10 @@ Rule = tuple[Callable[[Tensor], Tensor], str]
 """Which elements of a loaded tensor are valid, and the end of the message about an invalid one."""
 
 FINITE: Rule = (torch.isfinite, "must be finite")
-POSITIVE: Rule = (lambda value: (value > 0) & value.isfinite(), "must be positive and finite")
+POSITIVE: Rule = (
+    lambda value: (value > 0) & value.isfinite(),
+    "must be positive and finite; qconv.after_every_step keeps learned ones so",
+)
 
 PLAIN = bool | int | float | str | tuple | None
 """The types of arguments that a part's `repr` shows."""

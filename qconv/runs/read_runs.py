@@ -98,6 +98,11 @@ def _read(folder: Path) -> Run:
         raise ValueError("an evaluation, not a run")
     if not (folder / RESULT).is_file():
         raise ValueError(f"not finished: {_epochs(folder)} of {config.get('trainer', {}).get('max_epochs')} epochs")
+    return Run(folder, config, read_result(folder), (folder / RESULT).stat().st_mtime)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return the result of a run; a ValueError if the file is damaged."""
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -105,7 +110,7 @@ def _read(folder: Path) -> Run:
     missing = [name for name in FIGURES if name not in (result if isinstance(result, dict) else ())]
     if missing:
         raise ValueError(f"{RESULT} has no {missing[0]}")
-    return Run(folder, config, result, (folder / RESULT).stat().st_mtime)
+    return result
 
 
 def _of_row(name: Path, row: dict[str, Any], number: int) -> Run:

@@ -23,3 +23,9 @@ def config_folder() -> Path:
 def holds(folder: Path, checkpoint: Path) -> bool:
     """Whether the checkpoint is one of the run in this folder."""
     return checkpoint.resolve().parent.parent == folder.resolve()
+
+
+def why_no_run(folder: Path) -> str:
+    """Say that a folder without a config is no run's; of a sweep, name one of its runs."""
+    inside = next((f"; name one of those in it, such as {each.parent}" for each in folder.glob(f"*/{CONFIG}")), "")
+    return f"{folder} is not the folder of a run: there is no {CONFIG}{inside}"

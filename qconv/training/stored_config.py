@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ..ground.files import DamagedFileError
-from ..runs.run_files import CONFIG
+from ..runs.run_files import CONFIG, why_no_run
 from .report.screen import show_note
 from .resume import first_defaults
 
@@ -35,7 +35,7 @@ def read_config(folder: str | os.PathLike[str]) -> DictConfig:
     if not path.is_file():
         if not Path(folder).exists():
             raise DamagedFileError(f"there is no folder {folder}: name the folder of a run")
-        raise DamagedFileError(f"{folder} is not the folder of a run: there is no {CONFIG}")
+        raise DamagedFileError(why_no_run(Path(folder)))
     try:
         loaded = OmegaConf.load(path)
     except (YAMLError, UnicodeDecodeError) as error:

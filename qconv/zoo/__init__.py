@@ -13,7 +13,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runs.run_files import PACKED
+from ..runs.run_files import CONFIG, PACKED, why_no_run
 from .card import Card as Card
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def located(what: str | os.PathLike[str]) -> Path:
     """
     path = Path(what)
     if path.is_dir():
+        if not (path / PACKED).is_file() and not (path / CONFIG).is_file():
+            raise ValueError(why_no_run(path))
         if not (path / PACKED).is_file():
             raise ValueError(f"{path} has no {PACKED}: write it by qconv export {shlex.quote(str(path))} --to packed")
         return path / PACKED

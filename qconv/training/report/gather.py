@@ -1,7 +1,6 @@
 """Everything that the page of a run shows, gathered from the run's folder."""
 
 import copy
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ from torch import nn
 
 from ...bench.forms import Run, Timing, batch_of, in_turn, ready
 from ...convert import to_float
+from ...ground.files import DamagedFileError
 from ...ground.table import read_csv
 from ...inference import freeze
 from ...layers import QuantizedLayer
 from ...packed import PackedFileError, load_for_pictures, read_header
+from ...runs.read_runs import read_result
 from ...runs.run_files import BEST, DIAGNOSTICS, LAST, METRICS, PACKED, PREDICTIONS, RESULT
 from ...summary import Summary, summarize
 from ..finished import FinishedRun
@@ -75,7 +76,10 @@ def gather(folder: str | os.PathLike[str], network: Network | None = None, *, se
     run = FinishedRun(folder)
     network = network or network_of(run)
     config: Any = OmegaConf.to_container(run.cfg)
-    result = json.loads((run.folder / RESULT).read_text()) if (run.folder / RESULT).is_file() else None
+    try:
+        result = read_result(run.folder) if (run.folder / RESULT).is_file() else None
+    except ValueError as error:
+        raise DamagedFileError(f"{run.folder}: {error}") from error
     timings, not_frozen = time_forms(network, seconds)
     return Report(
         folder=str(run.folder),
