@@ -598,6 +598,8 @@ class Seen(nn.Module):
         (lambda x: F.interpolate(x, 5), False),
         (F.selu, True),
         (lambda x: x * x.amax(1, True).sigmoid(), True),
+        (nn.GroupNorm(2, 8), True),
+        (nn.InstanceNorm2d(8), True),
     ],
 )
 def test_functions_of_the_size(function: Any, takes_all: bool, tmp_path: Path) -> None:

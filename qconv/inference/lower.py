@@ -417,7 +417,10 @@ class _Lowering:
         if not inputs or (of_images and not counts[0]):  # as of windows: several for each image
             inputs = [0, *inputs]
             arguments, named = _behind_images((arguments, named))
-        function = torch.ops.aten.reshape.default if name in _SHAPES[:3] else node.target  # of any strides
+        function: Any = torch.ops.aten.reshape.default if name in _SHAPES[:3] else node.target  # of any strides
+        if name == "native_group_norm" and result == 0:  # which holds the number of pixels
+            x, weight, bias, _, _, _, groups, eps = arguments
+            function, arguments, result = torch.ops.aten.group_norm.default, (x, groups, weight, bias, eps, False), None
         place = self.build.call(function, shape, *inputs, arguments=tuple(arguments), named=named, result=result)  # pyright: ignore
         return Value(place, shape)
 
