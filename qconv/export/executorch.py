@@ -164,8 +164,6 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
         case ops.ConvBits() | ops.ConvCodes() | ops.ConvFloats():
             coder, weight = operations[operation.inputs[0]], operation.weight.float()
             return _Conv(operation, coder, weight, torch.zeros(operation.channels))
-        case ops.Affine():
-            return _Affine(operation.scale, operation.bias)
         case ops.PReLU():
             step = nn.PReLU(operation.channels)
             step.weight.data = operation.slope
@@ -192,7 +190,7 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
             return nn.GELU()
         case ops.Sigmoid():
             return nn.SiLU() if isinstance(operation, ops.SiLU) else nn.Sigmoid()
-        case ops.Add() | ops.Multiply() | ops.Repeat() | ops.Select() | ops.Shuffle() | ops.Take():
+        case ops.Affine() | ops.Add() | ops.Multiply() | ops.Repeat() | ops.Select() | ops.Shuffle() | ops.Take():
             return _Call(operation.run)
     raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for ExecuTorch")
 
@@ -277,19 +275,6 @@ class _ConvInBytes(_Conv):
         if any(sides := self.pool.reached((codes.shape[2], codes.shape[3]))):
             codes = self.bytes.write(F.pad(self.bytes.read(codes), sides, value=self.low))
         return self.bytes.write(F.max_pool2d(self.bytes.read(codes), self.pool.kernel, self.pool.stride))
-
-
-class _Affine(nn.Module):
-    scale: Tensor
-    bias: Tensor
-
-    def __init__(self, scale: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("scale", scale.view(-1, 1, 1))
-        self.register_buffer("bias", bias.view(-1, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale + self.bias
 
 
 def _clamp(low: float, high: float) -> nn.Module:
