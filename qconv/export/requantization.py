@@ -35,7 +35,7 @@ def requantized(program: Program, rounded: Mapping[int, tuple[float, int]] | Non
     for place, coder in enumerate(program.operations):
         if not isinstance(coder, ops.Quantize | ops.Sign):
             continue
-        add(place, chains.coded(place, exact=True, twice=True, pooled=True))
+        add(place, chains.coded(place, exact=True, twice=True))
         low, high = coder.ends
         is_cut = low >= 0 or high - low == 255  # below, by a ReLU or by the smallest byte
         if rounded is not None and is_cut and place not in found:

@@ -12,8 +12,7 @@ from torch import Tensor
 from ..program import operations as ops
 from ..program.operations import Operation, Program
 
-MOST = 2**30
-"""The most of a bias, and of sums: their total must be a 32-bit integer."""
+_MOST = 2**30  # of a bias, and of sums: their total must be a 32-bit integer
 _MOST_OF_TWO = 2**15 - 1  # of two products: x86 processors without VNNI add them in 16 bits, with saturation
 _AROUND = 2  # sums on both sides of the bias that are searched
 _LEAST = 1e-30  # the smallest step
@@ -96,7 +95,7 @@ class Chains:
         conv = self.operations[chain[0]]
         return chain if isinstance(conv, Conv) and isinstance(self.operations[conv.inputs[0]], Coder) else []
 
-    def levels(self, place: int, *, pooled: bool = False) -> Levels | None:
+    def levels(self, place: int, *, pooled: bool) -> Levels | None:
         """Return the codes or signs of this place by the sums of the convolution that alone becomes them.
 
         With ``pooled``, also if there is a maximum between the two, which gives the same behind the codes. None, also
@@ -140,17 +139,17 @@ class Chains:
         edges = _edges(level, len(coder.edges), len(weight), bound)[ends[0] - low : ends[1] - low]
         return Levels(chain + pool, weight, edges, ends, bound, slope, shift / slope)
 
-    def coded(self, place: int, *, exact: bool = False, twice: bool = False, pooled: bool = False) -> Integers | None:
+    def coded(self, place: int, *, exact: bool = False, twice: bool = False) -> Integers | None:
         """Return the integers of a convolution whose sums become codes or signs at this place, and only these.
 
         A line ``slope · (sum + k / finer)`` has the edges of the codes if the slope lies between the largest and the
         smallest ratio that they allow; the k with the widest interval is taken. If there is none, the bias is rounded,
         and a code may be off by one. None for uneven codes, or codes with an offset; with ``exact``, also if a code is
         off. With ``twice``, the integers serve kernels that round twice, too, and cut nothing below but zero and the
-        smallest byte. For ``pooled``, see `levels`.
+        smallest byte; a maximum may lie between the two.
         """
         coder: Any = self.operations[place]
-        if (levels := self.levels(place, pooled=pooled)) is None:
+        if (levels := self.levels(place, pooled=twice)) is None:
             return None
         if isinstance(coder, ops.Sign):
             return levels.as_signs()
@@ -184,7 +183,7 @@ class Chains:
         bound = int(filters.sum(1).max()) * most if filters.numel() else 0
         largest = filters.amax(1) if bound else torch.ones(len(filters)).long()
         finer = min(127, _MOST_OF_TWO // max(2 * highest, 1)) // largest.clamp(min=1)
-        return conv, bound, finer.clamp(1, min(_FINEST, max(MOST // max(bound, 1), 1)))
+        return conv, bound, finer.clamp(1, min(_FINEST, max(_MOST // max(bound, 1), 1)))
 
     def _composed(self, chain: list[int]) -> tuple[Tensor, Tensor]:
         """Return scale and bias of all that are affine, in float64."""
@@ -227,7 +226,7 @@ def _whole(
     """Round a bias in units of the output's codes to units of the sums, of weights times a factor."""
     weight, scale = weight.long() * finer.view(-1, 1, 1, 1), scale / finer
     # If a scale of 0 or nearly 0 makes the sums vanish beside the bias, the scale grows and the weight becomes 0.
-    least = (bias.abs() / MOST).clamp(min=_SMALLEST)
+    least = (bias.abs() / _MOST).clamp(min=_SMALLEST)
     weight[scale < least] = 0
     scale = torch.maximum(scale, least)
     return Integers(chain, weight, scale, (bias / scale).round().long(), ends)
