@@ -251,7 +251,14 @@ class Several(nn.Module):
 
     def forward(self, input: Tensor) -> dict[str, Any]:
         mask = self.mask(self.stem(input).relu())
-        return {"mask": mask, "again": mask, "input": input, "more": [self.head(mask.mean((2, 3)))], "more_0": mask}
+        return {
+            "mask": mask,
+            "again": mask,
+            "input": input,
+            "more": [self.head(mask.mean((2, 3)))],
+            "more_0": mask,
+            "": mask,
+        }
 
 
 @pytest.mark.parametrize("target", mostly_nightly(TARGETS, [target for target in TARGETS if target != "executorch"]))
@@ -262,8 +269,8 @@ def test_several_outputs(target: str, tmp_path: Path) -> None:
     for interpreter in TARGETS[target].interpreters or (None,):
         found = qconv.verify_export(model, path, x, interpreter=interpreter)
         assert (found.agrees, found.decisions, found.difference < 1e-5) == (True, 0, True)
-        names = ["mask", "again", "input_", "more_0", "more_0_"]
-        assert [layer.name for layer in found.layers[-5:]] == names * TARGETS[target].has_codes
+        names = ["mask", "again", "input_", "more_0", "more_0_", "output"]
+        assert [layer.name for layer in found.layers[-6:]] == names * TARGETS[target].has_codes
     mask: Any = model.mask
     mask.bias.data[0] += 100  # a planted error
     assert qconv.verify_export(model, path, x).decisions == 6

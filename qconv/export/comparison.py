@@ -176,7 +176,8 @@ def verify_export(
         if program is not None:
             _check(checks, program, as_images(batch), found, runs[-1][0])
     outputs, wanted = (
-        [torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in zip(*runs, strict=True)
+        [torch.cat([*map(torch.atleast_1d, parts)]) for parts in zip(*batches, strict=True)]
+        for batches in zip(*runs, strict=True)
     )
     others, _, difference, largest = compared(outputs, wanted, len(images))
     return ExportVerification(

@@ -139,7 +139,10 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     inputs = inputs.detach().float().cpu()
     batches = inputs.split(64)
     wanted, got = (
-        [torch.cat(parts) for parts in zip(*(leaves(run(batch)) for batch in batches), strict=True)]
+        [
+            torch.cat([*map(torch.atleast_1d, parts)])
+            for parts in zip(*(leaves(run(batch)) for batch in batches), strict=True)
+        ]
         for run in (trained, runtime)
     )
     shapes = [[tuple(each.shape) for each in outputs] for outputs in (got, wanted)]

@@ -605,7 +605,7 @@ class Program:
         )
         names = ["input"]
         for path in parts:
-            name = "_".join(path if path and not path[0].isdigit() else ["output", *path])
+            name = "_".join(path if path and not path[0].isdigit() else ["output", *path]) or "output"
             while name in names:
                 name += "_"
             names.append(name)
