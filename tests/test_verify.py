@@ -317,6 +317,11 @@ def test_decisions_of_each_place() -> None:
     assert other_decisions(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0]), 2).tolist() == [False, True]
     assert other_decisions(torch.eye(3)[:2], torch.eye(3)[[0, 2]], 2).tolist() == [False, True]
     assert other_decisions(torch.eye(3), -torch.eye(3), 2).tolist() == [True, True]  # no rows of samples
+    numbers = torch.tensor([1, 2])
+    assert other_decisions(numbers, torch.tensor([1, 3]), 2).tolist() == [False, True]
+    assert other_decisions(numbers == 1, torch.tensor([True, True]), 2).tolist() == [False, True]
+    masks = torch.tensor([[True, False], [True, True]])
+    assert other_decisions(masks.float(), masks[:1].expand(2, 2), 2).tolist() == [False, True]
     rows = torch.tensor([[[5.0, -0.01, 1.0]], [[0.0, 1.0, 2.0]]])
     assert other_decisions(rows, rows + torch.tensor([0.0, 0.02, 0.0]), 2).tolist() == [False, False]
 

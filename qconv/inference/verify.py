@@ -492,9 +492,12 @@ def _larger(first: float, second: float) -> float:
 
 
 def classes(output: Tensor) -> Tensor:
-    """Return each sample's class: with one output its sign; for ``(N, C, …)`` outputs, at each position."""
-    if output.dtype == torch.bool:
-        output = output.byte()
+    """Return each sample's class: with one output its sign; for ``(N, C, …)`` outputs, at each position.
+
+    Booleans and whole numbers are classes already.
+    """
+    if not output.is_floating_point():
+        return output
     if output.ndim < 2:
         output = output.reshape(-1, 1)
     elif output.ndim == 3 and output.shape[1] == 1:  # one row of classes for each sample
@@ -524,7 +527,7 @@ def other_decisions(one: Tensor, other: Tensor, samples: int) -> Tensor:
     """Whether each sample has another class in ``other``, at one position or more."""
     is_other = torch.tensor(one.shape != other.shape)
     if one.shape == other.shape and other.numel():
-        is_other = classes(one) != classes(other)
+        is_other = classes(one.to(other.dtype)) != classes(other)
     return of_samples(is_other, samples)
 
 
