@@ -260,8 +260,11 @@ def test_evaluate(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads((one / "newer/evaluation.json").read_text())["packed_bytes"] == last["packed_bytes"]
     assert cli(["evaluate", str(one), "data.shift=oh"]) == 1
     assert cli(["evaluate", str(one), "data.batch_sise=4"]) == cli(["evaluate", str(one), "data=cifar10"]) == 1
+    assert cli(["evaluate", str(one), "data=nosuch"]) == cli(["evaluate", str(one), "data.batch_size=[1"]) == 1
     told = capsys.readouterr().err
     assert "did you mean data.batch_size?" in told
+    assert "there is no data=nosuch; there are " in told
+    assert "can't read 'data.batch_size=[1'" in told
     assert "data.root must be given: data.root=FOLDER" in told
     assert cli(["evaluate", str(one / "nothing")]) == 1
     assert "there is no folder" in capsys.readouterr().err

@@ -19,7 +19,7 @@ import qconv
 from qconv import schemes
 from qconv.inference import FrozenModel, freeze, verify
 from qconv.inference.build import build
-from qconv.inference.verify import UNIT, other_decisions, rounded
+from qconv.inference.verify import UNIT, compared, other_decisions, rounded
 from qconv.scheme import Scheme
 
 WIDTH = 32
@@ -324,6 +324,14 @@ def test_decisions_of_each_place() -> None:
     assert other_decisions(masks.float(), masks[:1].expand(2, 2), 2).tolist() == [False, True]
     rows = torch.tensor([[[5.0, -0.01, 1.0]], [[0.0, 1.0, 2.0]]])
     assert other_decisions(rows, rows + torch.tensor([0.0, 0.02, 0.0]), 2).tolist() == [False, False]
+
+
+def test_a_sample_with_nan_explains_no_other() -> None:
+    wanted = torch.tensor([[1.0, torch.nan], [1.0, 2.0], [1.0, 2.0]])
+    got = torch.tensor([[1.0, torch.nan], [1.0, 2.5], [torch.inf, 2.0]])
+    others, is_close, off, largest = compared([got], [wanted], 3)
+    assert (others.tolist(), is_close.tolist()) == ([False, False, True], [True, False, False])
+    assert (off, largest) == (torch.inf, 2.0)
 
 
 class Single(nn.Module):

@@ -32,6 +32,8 @@ LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
 
 def message(error: BaseException) -> str:
     """Return the message for the user: without Hydra's wrapping, and with the file that the system refused."""
+    # What reads the config of a run wraps these in an error that names its file.
+    error = _behind(error, OverrideParseException | MissingConfigException | MissingMandatoryValue) or error
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         return str(error.__cause__)
     if isinstance(error, OverrideParseException) and "=" not in error.override and error.override[:1] != "~":
@@ -51,9 +53,8 @@ def message(error: BaseException) -> str:
         return f"{twice[1]} is there already: write {twice[1]}={twice[2]}, without +"
     if "Config group override must be a string" in str(error):
         return "a group of the config can't be null or a number: name one of its files, such as scheduler=constant"
-    missing: Any = _behind(error, MissingMandatoryValue)
-    if missing is not None and missing.full_key is not None:
-        return must_be_given(str(missing.full_key), missing.parent_node)
+    if isinstance(error, MissingMandatoryValue) and error.full_key is not None:
+        return must_be_given(str(error.full_key), error.parent_node)
     if (of_key := _unknown_key(error)) is not None:
         return of_key
     if isinstance(error, OSError) and error.filename is not None:

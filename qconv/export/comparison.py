@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ground.table import Column, lines, wrap
-from ..inference.verify import compared, difference, leaves, tolerance
+from ..inference.verify import compared, difference, joined, leaves, tolerance
 from ..layers.copies import copied
 from ..program.operations import Clamp, Program, Quantize, Sign, as_images
 from ..program.planned import run_operation
@@ -175,10 +175,7 @@ def verify_export(
         runs.append(([each.view(other.shape) for each, other in zip(outputs, wanted, strict=True)], wanted))
         if program is not None:
             _check(checks, program, as_images(batch), found, runs[-1][0])
-    outputs, wanted = (
-        [torch.cat([*map(torch.atleast_1d, parts)]) for parts in zip(*batches, strict=True)]
-        for batches in zip(*runs, strict=True)
-    )
+    outputs, wanted = map(joined, zip(*runs, strict=True))
     others, _, difference, largest = compared(outputs, wanted, len(images))
     return ExportVerification(
         target,

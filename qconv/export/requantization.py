@@ -2,8 +2,8 @@
 
 A kernel gives ``round(scale_c · (weight_c · codes + bias_c))`` of whole weights and a whole bias. XNNPACK, which runs
 LiteRT and ExecuTorch files, rounds a product of float32; LiteRT's own kernels, those of microcontrollers as well, round
-a product of 32-bit integers, then once more when its lowest bits go (`twice_rounded`). A scale, a bias and a factor of
-the weights are searched for each channel, with which both find each edge between two codes. A layer that has a channel
+a product of 32-bit integers, then once more when its lowest bits go. `Chains.coded` searches a scale, a bias and a
+factor of the weights for each channel, with which both find each edge between two codes. A layer that has a channel
 without them stays float.
 """
 

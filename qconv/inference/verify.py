@@ -505,6 +505,11 @@ def classes(output: Tensor) -> Tensor:
     return output.argmax(1) if output.shape[1] > 1 else (output[:, 0] > 0).long()
 
 
+def joined(batches: Iterable[Sequence[Tensor]]) -> list[Tensor]:
+    """Return each output of all batches."""
+    return [torch.cat([*map(torch.atleast_1d, parts)]) for parts in zip(*batches, strict=True)]
+
+
 def compared(got: Sequence[Tensor], wanted: Sequence[Tensor], samples: int) -> tuple[Tensor, Tensor, float, float]:
     """Compare outputs with a trained model's.
 
@@ -516,7 +521,7 @@ def compared(got: Sequence[Tensor], wanted: Sequence[Tensor], samples: int) -> t
     off = largest = 0.0
     for one, other in zip(got, wanted, strict=True):
         if other.numel():
-            error, most = difference(one, other), float(other.double().abs().max())
+            error, most = difference(one, other), float(other.double().abs().nan_to_num(0, 0, 0).max())
             others |= other_decisions(one, other, samples) | of_samples(error.isinf(), samples)
             is_far |= of_samples(error > tolerance(most), samples)
             off, largest = max(off, float(error.max())), max(largest, most)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..ground.checks import some
 from ..ground.extras import needed
 from ..inference.defaults import of_shipping
-from ..inference.verify import compared, leaves
+from ..inference.verify import compared, joined, leaves
 from ..layers.copies import copied
 
 # What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each.
@@ -138,13 +138,7 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     trained, runtime = copied(model).eval().cpu(), OnnxModel(path)
     inputs = inputs.detach().float().cpu()
     batches = inputs.split(64)
-    wanted, got = (
-        [
-            torch.cat([*map(torch.atleast_1d, parts)])
-            for parts in zip(*(leaves(run(batch)) for batch in batches), strict=True)
-        ]
-        for run in (trained, runtime)
-    )
+    wanted, got = (joined(leaves(run(batch)) for batch in batches) for run in (trained, runtime))
     shapes = [[tuple(each.shape) for each in outputs] for outputs in (got, wanted)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"ONNX file {path}: gives {shapes[0]}, the model {shapes[1]}")

@@ -27,5 +27,7 @@ def holds(folder: Path, checkpoint: Path) -> bool:
 
 def why_no_run(folder: Path) -> str:
     """Say that a folder without a config is no run's; of a sweep, name one of its runs."""
-    inside = next((f"; name one of those in it, such as {each.parent}" for each in folder.glob(f"*/{CONFIG}")), "")
+    inside = next(
+        (f"; name one of those in it, such as {each.parent}" for each in sorted(folder.glob(f"*/{CONFIG}"))), ""
+    )
     return f"{folder} is not the folder of a run: there is no {CONFIG}{inside}"

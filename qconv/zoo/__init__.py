@@ -57,11 +57,11 @@ def located(what: str | os.PathLike[str]) -> Path:
     """
     path = Path(what)
     if path.is_dir():
-        if not (path / PACKED).is_file() and not (path / CONFIG).is_file():
+        if (path / PACKED).is_file():
+            return path / PACKED
+        if not (path / CONFIG).is_file():
             raise ValueError(why_no_run(path))
-        if not (path / PACKED).is_file():
-            raise ValueError(f"{path} has no {PACKED}: write it by qconv export {shlex.quote(str(path))} --to packed")
-        return path / PACKED
+        raise ValueError(f"{path} has no {PACKED}: write it by qconv export {shlex.quote(str(path))} --to packed")
     if path.exists() or path.suffix:  # spelled as a file
         return path
     if path.name != os.fspath(what):
