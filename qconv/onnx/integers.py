@@ -18,7 +18,7 @@ _AROUND = 2  # sums on both sides of the bias that are searched
 _LEAST = 1e-30  # the smallest step
 _MOST_OF_STEPS = 128.0
 _FINEST = 32  # the largest factor of weights
-_FACTORS = 8  # that are tried for a filter
+_FACTORS = 16  # that are tried for a filter
 _MOST_EDGES = 31  # more are hardly ever met by one line with a whole bias
 _SMALLEST = 2.0**-31  # scale that XNNPACK takes
 
