@@ -111,7 +111,7 @@ TILES(CODES_4)
 #if defined(HAS_DOT)
 TILES(CODES_DOT)
 #endif
-static const Tile tiles[SUMS][3][2] = {
+static const Tile tiles[SUMS][3][3] = {
     TABLE(BITS), TABLE(MASKED), TABLE(CODES), TABLE(FLOATS), NARROW(CODES_DEEP), NARROW(SPREAD), NARROW(DEEP),
 #if defined(HAS_CODES_4)
     TABLE(CODES_4),
@@ -124,7 +124,9 @@ static const Tile tiles[SUMS][3][2] = {
     [SUM_CODES_WIDE] = {{CODES_WIDE_4_1, CODES_WIDE_4_2},
                         {CODES_WIDE_2_1, CODES_WIDE_2_2},
                         {CODES_WIDE_1_1, CODES_WIDE_1_2}},
-    [SUM_NIBBLES] = {{NIBBLES_4_2, NIBBLES_4_4}, {NIBBLES_2_2, NIBBLES_2_4}, {NIBBLES_1_2, NIBBLES_1_4}},
+    [SUM_NIBBLES] = {{NIBBLES_4_1, NIBBLES_4_2, NIBBLES_4_4},
+                     {NIBBLES_2_1, NIBBLES_2_2, NIBBLES_2_4},
+                     {NIBBLES_1_1, NIBBLES_1_2, NIBBLES_1_4}},
 #endif
 };
 
@@ -372,7 +374,7 @@ enum { FINISHED = 32 }; /* pixels whose sums become outputs at once */
 /* Pixels start to stop - 1 of an image, for a block of channels. */
 static TARGET void convolve_block(const Step *s, const char *in, const Outs *outs, int block, int start, int stop,
                                   Finish then) {
-    const int channel = block * s->nv * LANES, wide = s->sums == SUM_NIBBLES ? s->nv == 4 : s->nv == 2;
+    const int channel = block * s->nv * LANES, wide = s->nv / 2;
     const char *w = s->weight + block * s->block_bytes;
     const int32_t *spread = s->spread == NULL ? NULL : s->spread + channel;
     float acc[FINISHED * 4 * LANES] __attribute__((aligned(64)));

@@ -86,7 +86,7 @@ static int bits_kernel(const Plan *plan, Step *s, const Shape *shape) {
     const Op *op = s->op;
     const int64_t row = shape->in->pixel * (shape->in_a_row ? op->kw : 1);
     if (plan->isa == AVX2 && (int64_t)op->kh * op->kw * shape->in->pixel * 8 <= UINT16_MAX) {
-        for (int nv = s->cpad / LANES > 2 ? 4 : 2; nv > 1; nv /= 2)
+        for (int nv = s->cpad > 2 * LANES ? 4 : s->cpad > LANES ? 2 : 1; nv > 0; nv /= 2)
             if (op->groups == 1 || (is_apart(op, shape->fan_out, nv) && s->cin % 8 == 0))
                 return s->nv = nv, SUM_NIBBLES;
     }
@@ -231,6 +231,17 @@ static void put_tap(const Step *s, const Filter *f, const char *filter, int64_t 
     }
 }
 
+static const Differing *differing_bits(Plan *plan) {
+    if (plan->differing != NULL || (plan->differing = plan_keep(plan, 256 * sizeof *plan->differing)) == NULL)
+        return (const Differing *)plan->differing;
+    for (int byte = 0; byte < 256; byte++)
+        for (int bits = 0; bits < 16; bits++) {
+            plan->differing[byte][0][bits] = (uint8_t)__builtin_popcount((byte & 15) ^ bits);
+            plan->differing[byte][1][bits] = (uint8_t)__builtin_popcount(byte >> 4 ^ bits);
+        }
+    return (const Differing *)plan->differing;
+}
+
 static void pack_weight(Plan *plan, Step *s, const Shape *shape) {
     const Op *op = s->op;
     const int64_t pixel = shape->in->pixel; /* in channels of a row, gaps included */
@@ -246,6 +257,7 @@ static void pack_weight(Plan *plan, Step *s, const Shape *shape) {
             put_tap(s, &f, filter, tap, row, f.first + j * next);
         }
     }
+    if (s->sums == SUM_NIBBLES) s->differing = differing_bits(plan);
     if (s->sums != SUM_SPREAD) return;
     s->spread = plan_keep(plan, 4 * (int64_t)s->cpad);
     for (int o = 0; o < op->cout && s->spread != NULL; o++) s->spread[o] = o / shape->fan_out * s->cin * 4;

@@ -26,6 +26,9 @@ typedef struct {
 /* The offsets of two neighbours along a side, and the part of the way from the first. */
 typedef struct { int32_t at[2]; float part; } Between;
 
+/* Of a byte: how many of its low 4 bits differ from those of 0 to 15, and how many of its high ones. */
+typedef uint8_t Differing[2][16];
+
 typedef struct {
     const Op *op;
     int32_t cin, out_h, out_w, pixels;       /* cin: of a group */
@@ -41,6 +44,7 @@ typedef struct {
     const int32_t *in_at, *res_at, *f32_at, *bits_at, *code_at[2]; /* byte offsets of the output's pixels in values */
     int32_t *base, *kind; /* what sums start from, for each class of pixels; the class of each pixel */
     char *weight;
+    const Differing *differing; /* of NIBBLES: for each byte */
     float *scale, *bias, *edges, *rprelu, *table[2];
     int32_t *table_codes[2], table_step[2];  /* form EDGES: codes, and the first step of the search */
     const Between *down, *across;            /* for each row and column of a BILINEAR */
@@ -82,6 +86,7 @@ struct Plan {
     int64_t kept_count, kept_room;
     int failed;         /* an allocation has failed */
     struct Table *tables;
+    Differing *differing; /* NULL, or of all steps */
     Arena *spare;       /* that no call uses */
 };
 
