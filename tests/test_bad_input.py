@@ -882,6 +882,7 @@ COMPARISONS: list[Row] = [
         ({"batch_sizes": (1.5,)}, r"batch_sizes\[0\] \(=1.5\) must be a whole number"),
         ({"batch_sizes": 4}, r"batch_sizes \(=4\) must be a sequence of whole numbers"),
         ({"batch_sizes": ()}, r"batch_sizes \(=\(\)\) must hold at least one number"),
+        ({"seconds": -1}, r"seconds \(=-1\) must be at least 0"),
         ({"quantized": None}, r"quantized \(=None\) must be a torch.nn.Module"),
     )
 ]

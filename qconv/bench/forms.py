@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..after_training.samples import Output, outputs_of
-from ..ground.checks import check_at_least_one, check_module
+from ..ground.checks import check_at_least_one, check_module, check_not_negative
 from ..ground.environment import commit, machine, versions
 from ..ground.extras import missing
 from ..ground.files import write_file
@@ -173,8 +173,8 @@ def compare_models(
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: no image, another number of labels, or a batch size below 1; labels, and outputs that are not one
-            of (N, classes).
+        ValueError: no image, another number of labels, a batch size below 1, or seconds below 0; labels, and outputs
+            that are not one of (N, classes).
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
@@ -187,6 +187,7 @@ def compare_models(
         >>> result["frozen"].agreement  # doctest: +SKIP
         1.0
     """
+    check_not_negative(seconds=seconds)
     _check(float_model, quantized, images, labels, batch_sizes)
     images = images.detach().float().cpu()
     with TemporaryDirectory() as folder:
