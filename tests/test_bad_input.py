@@ -854,22 +854,6 @@ SCHEDULES: list[Row] = [
         (steps, {"at": [0.5], "factor": -1}, r"factor \(=-1\) must be at least 0 and finite"),
     )
 ]
-CALIBRATION: list[Row] = [
-    (partial(Stages, []), ValueError, "must begin with one at 0"),
-    (partial(Stages, [(0.1, Identity)]), ValueError, "must begin with one at 0"),
-    (partial(Stages, [(0, Identity), (0.5, Sign), (0.5, Sign)]), ValueError, "one after another"),
-    (partial(Stages, [(0, Identity), (1.5, Sign)]), ValueError, "one after another"),
-    (partial(Stages, [(0, ShiftPS)]), ValueError, "ShiftPS"),
-    (partial(Stages, [(0, wrong(Identity()))]), TypeError, "classes or partials"),
-    (lambda: qconv.calibrate(small(), []), ValueError, "batches must hold at least one batch"),
-    (lambda: qconv.calibrate(small(), [IMAGE], max_samples=0), ValueError, r"max_samples \(=0\) must be at least 1"),
-    (lambda: qconv.calibrate(small(), IMAGE), TypeError, r"batches \(Tensor\) must be batches one after another"),
-    (lambda: qconv.calibrate(small(), {"x": IMAGE}), TypeError, r"batches \(dict\) must be batches one after another"),
-    *(
-        (partial(qconv.set_progress, small(), progress), ValueError, r"progress \(=.*\) must be from 0")
-        for progress in (-0.1, 1.1, math.nan)
-    ),
-]
 COMPARED: dict[str, Any] = {"float_model": nn.Flatten(), "quantized": nn.Flatten(), "images": torch.zeros(8, 1, 8, 8)}
 COMPARISONS: list[Row] = [
     (partial(qconv.compare_models, **{**COMPARED, **change}), (TypeError, ValueError), words)
@@ -961,7 +945,7 @@ OF_STAGES: list[Row] = [
     ("call", "error", "words"),
     [
         *(*COMBINATIONS, *MISTAKES, *SUMMARIES, *TRAINING, *DATA, *OPTIM, *OF_LAYERS, *OF_STAGES),
-        *(*DISTILLATION, *SCHEDULES, *CALIBRATION, *COMPARISONS),
+        *(*DISTILLATION, *SCHEDULES, *COMPARISONS),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )

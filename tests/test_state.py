@@ -178,16 +178,6 @@ def test_frozen_weights_that_were_saved_as_integers() -> None:
     assert other.state_dict()["weight_quantizer.frozen"].is_floating_point()
 
 
-def test_a_stage_that_begins_between_forward_and_backward() -> None:
-    layer, input = qconv.QConv2d(2, 3, 3, scheme=schemes.two_stage(schemes.bnn())), torch.randn(2, 2, 5, 5) * 3
-    leaves: Any = [input.clone().requires_grad_() for _ in range(2)]
-    layer(leaves[0]).sum().backward()
-    loss = layer(leaves[1]).sum()
-    qconv.set_progress(layer, 0.5)
-    loss.backward()
-    assert leaves[0].grad.equal(leaves[1].grad)
-
-
 @pytest.mark.parametrize("how", ["average", "copied", "vector"])
 @pytest.mark.parametrize(
     "scheme", [schemes.lsq(2, 4), schemes.apot(3, 3), schemes.shift_ps(), schemes.adabin()], ids=str

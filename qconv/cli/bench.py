@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .configs import scheme_defaults
+from .source import add_pictures
 
 if TYPE_CHECKING:
     from ..bench.rows import Row
@@ -75,13 +76,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "MODULE:FUNCTION, your function that returns the arguments of qconv.compare_models: float model, "
         "quantized model, images, and optional labels",
     )
-    parser.add_argument(
-        "pictures", metavar="IMAGE", nargs="*", default=[], help="image files, for a packed model: to count agreement"
-    )
+    add_pictures(parser, "image files, for a packed model: to count agreement")
     parser.add_argument("--count", type=int, default=1000, help="test images of the run at most")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="batch sizes to time")
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds of timing for each batch size")
-    parser.set_defaults(more="pictures")
 
 
 def _add_train_step(parser: argparse.ArgumentParser) -> None:

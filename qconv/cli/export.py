@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from ..runs.run_files import PACKED
-from .source import Source, add_model
+from .source import Source, add_model, add_pictures
 
 PICTURES = 256  # of a run, if none are named
 OTHERS = "program", "litert", "openvino", "executorch", "qonnx", "pt2"
@@ -22,13 +22,7 @@ EXAMPLE = "qconv export outputs/2026-01-31/12-00-00 --to onnx"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_model(parser, "; --to packed takes only a run")
-    parser.add_argument(
-        "pictures",
-        metavar="IMAGE",
-        nargs="*",
-        default=[],
-        help=f"image files, not for --to packed (default: {PICTURES} of the run)",
-    )
+    add_pictures(parser, f"image files, not for --to packed (default: {PICTURES} of the run)")
     parser.add_argument("--to", choices=["packed", "onnx", *OTHERS], required=True, help="the kind of file")
     parser.add_argument(
         "--out",
@@ -55,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="ONNX: the version of its operators, from 13 to 25 (default: 17, or 21 with four bits)",
     )
-    parser.set_defaults(run=run, more="pictures")
+    parser.set_defaults(run=run)
 
 
 def _described(source: Source) -> dict[str, str]:

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each image; return 1 if one can't be read."""
+    from ..ground.progress import shown
     from ..images import DecodingError
 
     if options.top < 1:
@@ -40,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
     width = max(map(len, pictures))
     rows: list[dict[str, Any]] = []
     unreadable = 0
-    for path, guesses in shown(predictor.many(pictures, options.top), len(pictures)):
+    results = predictor.many(pictures, options.top)
+    for path, guesses in results if sys.stdout.isatty() else shown(results, "naming images", len(pictures)):
         if isinstance(guesses, DecodingError):  # continue with the others
             print(f"qconv: error: {guesses}", file=sys.stderr)
             unreadable += 1
@@ -64,19 +66,6 @@ def columns(guesses: Iterable[Any]) -> dict[str, Any]:
     cells = ((f"class_{n}", f"probability_{n}", guess) for n, guess in enumerate(guesses, 1))
     pairs = (((label, guess.label), (share, guess.probability)) for label, share, guess in cells)
     return dict(cell for pair in pairs for cell in pair)
-
-
-def shown(results: Iterable[Any], count: int) -> Iterator[Any]:
-    """Yield the results, with a progress bar on a terminal if nothing else shows the progress."""
-    if sys.stdout.isatty() or not sys.stderr.isatty():
-        yield from results
-        return
-    from rich.progress import Progress
-
-    from ..ground.progress import terminal
-
-    with Progress(console=terminal(), transient=True) as bar:
-        yield from bar.track(results, count, description="naming images")
 
 
 def picture_files(words: Iterable[str]) -> list[str]:

@@ -19,6 +19,12 @@ def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
     parser.add_argument("model", metavar="MODEL", type=Source, help=what)
 
 
+def add_pictures(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the argument IMAGE, of any number of files."""
+    parser.add_argument("pictures", metavar="IMAGE", nargs="*", default=[], help=what)
+    parser.set_defaults(more="pictures")
+
+
 class Source:
     """The model named by MODEL, read only when needed."""
 

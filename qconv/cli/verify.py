@@ -6,7 +6,7 @@ equal; floats may differ only by rounding. The exit status is 1 if they do not a
 
 import argparse
 
-from .source import Source, add_model
+from .source import Source, add_model, add_pictures
 
 PICTURES = 64  # of a run, if none are named
 INTERPRETERS = "xnnpack", "builtin", "micro"
@@ -18,13 +18,7 @@ EXAMPLE = "qconv verify outputs/2026-01-31/12-00-00"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_model(parser)
-    parser.add_argument(
-        "pictures",
-        metavar="IMAGE",
-        nargs="*",
-        default=[],
-        help=f"image files (default: up to {PICTURES} validation images of the run)",
-    )
+    add_pictures(parser, f"image files (default: up to {PICTURES} validation images of the run)")
     parser.add_argument(
         "--exported",
         "--onnx",
@@ -38,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a LiteRT file: with XNNPACK, as on phones (default); the builtin kernels, without it; or LiteRT for "
         "Microcontrollers, which has others",
     )
-    parser.set_defaults(run=run, more="pictures")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

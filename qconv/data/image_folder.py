@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 import torch
 from pytorch_lightning.utilities import rank_zero_only
-from rich.progress import Progress
 
 from ..ground.checks import check_choice, check_pixel_range
 from ..ground.files import DamagedFileError, atomic_file, load_tensors
-from ..ground.progress import terminal
+from ..ground.progress import shown, terminal
 from ..images import DecodingError, ReadingError, read_picture
 from .pictures import Pictures, PicturesDataModule
 from .tree import Files, SplitBy, common_size, fingerprint, scan
@@ -156,8 +155,8 @@ class ImageFolderDataModule(PicturesDataModule):
                 problems[index] = error
 
         workers = threads_for([path for path, _ in files])
-        with Progress(console=terminal(), transient=True) as bar, ThreadPoolExecutor(workers) as pool:
-            for _ in bar.track(pool.map(decode, range(len(files))), len(files), description=f"decoding {name}"):
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in shown(pool.map(decode, range(len(files))), f"decoding {name}", len(files)):
                 pass
         if passing := {index: error for index, error in problems.items() if isinstance(error, ReadingError)}:
             raise BrokenPictureError(_told(passing, files, "can't be read"))

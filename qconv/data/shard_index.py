@@ -9,11 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.progress import Progress
-
 from ..ground.extras import needed
 from ..ground.files import write_file
-from ..ground.progress import terminal
+from ..ground.progress import shown
 from .image_folder import cache_folder, cores
 
 
@@ -109,10 +107,6 @@ def count(urls: Sequence[str]) -> dict[str, Shard]:
             raise ShardError(f"shard {url}: no images (<key>.jpg beside <key>.cls)")
         return Shard(url, len(labels), max(labels), then)
 
-    with Progress(console=terminal(), transient=True) as bar, ThreadPoolExecutor(cores()) as pool:
-        task = bar.add_task(f"counting the images of {len(urls)} shards", total=len(urls))
-        counted = {}
-        for shard in pool.map(one, urls):
-            counted[shard.url] = shard
-            bar.advance(task)
-    return counted
+    with ThreadPoolExecutor(cores()) as pool:
+        counted = shown(pool.map(one, urls), f"counting the images of {len(urls)} shards", len(urls))
+        return {shard.url: shard for shard in counted}

@@ -7,7 +7,7 @@ shortcuts, uneven pooling and some functions.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from ..ground.extras import needed
 from ..ground.files import write_file
 from ..onnx.integers import Chains, Integers, roundings
 from ..program import operations as ops
+from ..program.library import Called
 from ..program.operations import Operation, Program, Quantize
 from ..program.plan import EDGES, PRODUCT, form_of
 from .requantization import at_once, left_as_floats, requantized
@@ -178,12 +179,12 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
             return _Pool(operation)
         case ops.LayerNorm():
             sizes, eps = (operation.channels,), operation.eps
-            return _Call(lambda x: F.layer_norm(x.movedim(1, -1), sizes, eps=eps).movedim(-1, 1))
+            return Called(lambda x: F.layer_norm(x.movedim(1, -1), sizes, eps=eps).movedim(-1, 1))
         case ops.Mean():
-            return _Call(lambda x: x.mean((2, 3), keepdim=True))
+            return Called(lambda x: x.mean((2, 3), keepdim=True))
         case ops.Function():
             on_floats: Any = getattr(operation.function, "on_floats", operation.function)
-            return _Call(replace(operation, function=on_floats).run)
+            return Called(replace(operation, function=on_floats).run)
         case ops.Bilinear():
             return nn.Upsample(None, operation.times, "bilinear", operation.align_corners)
         case ops.GELU():
@@ -191,17 +192,8 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
         case ops.Sigmoid():
             return nn.SiLU() if isinstance(operation, ops.SiLU) else nn.Sigmoid()
         case ops.Affine() | ops.Add() | ops.Multiply() | ops.Repeat() | ops.Select() | ops.Shuffle() | ops.Take():
-            return _Call(operation.run)
+            return Called(operation.run)
     raise ValueError(f"'{operation.origin}': {type(operation).__name__} can't be written for ExecuTorch")
-
-
-class _Call(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *values: Tensor) -> Tensor:
-        return self.function(*values)
 
 
 class _Conv(nn.Module):
@@ -283,8 +275,8 @@ def _clamp(low: float, high: float) -> nn.Module:
     # XNNPACK's partitioner lets the last of two Hardtanh count, and fails with 1 as the higher end alone.
     low, high = max(low, -_LARGEST), min(high, _LARGEST)
     if low == high:  # one number, which XNNPACK's clamp refuses
-        return _Call(lambda x: x.clamp(low, _LARGEST).clamp(-_LARGEST, high))
-    return _Call(lambda x: x.clamp(low, high))
+        return Called(lambda x: x.clamp(low, _LARGEST).clamp(-_LARGEST, high))
+    return Called(lambda x: x.clamp(low, high))
 
 
 def _quantize(quantize: Quantize) -> nn.Module:
@@ -292,8 +284,8 @@ def _quantize(quantize: Quantize) -> nn.Module:
     form, factor = form_of(quantize)
     if form == EDGES:
         return _Levels(quantize.edges, quantize.codes.float() - quantize.zero)
-    scaled = _Call(lambda x: x * factor if form == PRODUCT else x / factor)
-    return nn.Sequential(scaled, _clamp(low, high), _Call(lambda x: (x + _ROUNDS) - _ROUNDS))
+    scaled = Called(lambda x: x * factor if form == PRODUCT else x / factor)
+    return nn.Sequential(scaled, _clamp(low, high), Called(lambda x: (x + _ROUNDS) - _ROUNDS))
 
 
 class _Levels(nn.Module):

@@ -6,37 +6,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .operations import (
-    GELU,
-    Add,
-    Affine,
-    Average,
-    Clamp,
-    ConvBits,
-    ConvCodes,
-    ConvFloats,
-    Function,
-    Input,
-    LayerNorm,
-    Maximum,
-    Mean,
-    Multiply,
-    Operation,
-    PReLU,
-    Program,
-    Quantize,
-    Repeat,
-    Select,
-    Shuffle,
-    Sigmoid,
-    Sign,
-    SiLU,
-    Take,
-    Window,
-)
+from . import operations as ops
+from .operations import Operation, Program, Window
 
-_SOURCES = Input, ConvBits, ConvCodes, ConvFloats, Mean, Average, Maximum, Select, Repeat, Shuffle, LayerNorm
-CURVE_OF: dict[type[Operation], str] = {Sigmoid: "sigmoid", SiLU: "SiLU", GELU: "GELU"}
+_CONVS = ops.ConvBits, ops.ConvCodes, ops.ConvFloats
+_SOURCES = *_CONVS, ops.Input, ops.Mean, ops.Average, ops.Maximum, ops.Select, ops.Repeat, ops.Shuffle, ops.LayerNorm
+CURVE_OF: dict[type[Operation], str] = {ops.Sigmoid: "sigmoid", ops.SiLU: "SiLU", ops.GELU: "GELU"}
 _MOST_CODES = 2
 
 
@@ -88,14 +63,14 @@ class Kernel:
 
     source: Operation
     value: int
-    affine: Affine | None = None
+    affine: ops.Affine | None = None
     residual: Residual | None = None
     prelu: Shifted | None = None
     curve: str | None = None
-    clamp: Clamp | None = None
+    clamp: ops.Clamp | None = None
     floats: bool = False
-    codes: dict[int, Quantize] = field(default_factory=dict)
-    signs: dict[int, Sign] = field(default_factory=dict)
+    codes: dict[int, ops.Quantize] = field(default_factory=dict)
+    signs: dict[int, ops.Sign] = field(default_factory=dict)
 
     @property
     def stage(self) -> int:
@@ -118,7 +93,7 @@ def fuse(program: Program) -> list[Kernel]:
 def missing(program: Program) -> str:
     """Return the first function that C does not have; empty if it has all."""
     for operation in program.operations:
-        if isinstance(operation, Function):
+        if isinstance(operation, ops.Function):
             name = getattr(operation.function, "__name__", type(operation.function).__name__).partition(".")[0]
             if name != "contiguous":  # before the function that needs it
                 return f"'{operation.origin}': C has no {name}"
@@ -128,7 +103,7 @@ def missing(program: Program) -> str:
 class _Fusing:
     def __init__(self, program: Program) -> None:
         self.program, self.operations, self.readers = program, program.operations, program.readers()
-        self.shifted = dict(map(self._shifted, (p for p, o in enumerate(self.operations) if isinstance(o, PReLU))))
+        self.shifted = dict(map(self._shifted, (p for p, o in enumerate(self.operations) if isinstance(o, ops.PReLU))))
         self.swish = dict(filter(None, map(self._hard_swish, range(4, len(self.operations)))))
         self.kernels: list[Kernel] = []
         self.stored: dict[int, Kernel] = {}
@@ -141,15 +116,15 @@ class _Fusing:
             if place in self.folded:
                 continue
             if isinstance(operation, _SOURCES):
-                is_coded = isinstance(operation, ConvBits | ConvCodes)
-                if is_coded and not isinstance(self.operations[operation.inputs[0]], Quantize | Sign):
+                is_coded = isinstance(operation, ops.ConvBits | ops.ConvCodes)
+                if is_coded and not isinstance(self.operations[operation.inputs[0]], ops.Quantize | ops.Sign):
                     raise NotFused(f"'{operation.origin}': its codes are a function of torch")
                 if operation.inputs:
                     self._read(operation.inputs[0])
                 self._start(Kernel(operation, place))
-            elif isinstance(operation, Quantize | Sign):
+            elif isinstance(operation, ops.Quantize | ops.Sign):
                 self._coded(place, operation)
-            elif not isinstance(operation, Take):  # which is stored only if something needs it so
+            elif not isinstance(operation, ops.Take):  # which is stored only if something needs it so
                 given = operation.inputs[0]
                 self._read(given)
                 if place in self.folded:
@@ -164,7 +139,7 @@ class _Fusing:
 
     def _start(self, kernel: Kernel) -> None:
         """Add a kernel, after folding what follows into it."""
-        while not isinstance(kernel.source, Input):
+        while not isinstance(kernel.source, ops.Input):
             following = self.swish.get(kernel.value, self._only_reader(kernel.value))
             if following is None or not self._extend(kernel, following):
                 break
@@ -183,20 +158,20 @@ class _Fusing:
         elif self.swish.get(kernel.value) == place and kernel.stage < 3:
             kernel.curve = "hard swish"
             self.folded.update(range(place - 3, place))
-        elif isinstance(operation, Affine) and kernel.stage < 1:
+        elif isinstance(operation, ops.Affine) and kernel.stage < 1:
             kernel.affine = operation
-        elif isinstance(operation, Add) and kernel.stage < 2:
+        elif isinstance(operation, ops.Add) and kernel.stage < 2:
             first, second = operation.inputs
             kernel.residual = self._residual(second if first == kernel.value else first)
             if kernel.residual is None:
                 return False
-        elif isinstance(operation, Multiply) and kernel.stage < 2:
+        elif isinstance(operation, ops.Multiply) and kernel.stage < 2:
             kernel.residual = self._factor(operation, kernel.value)
             if kernel.residual is None:
                 return False
         elif type(operation) in CURVE_OF and kernel.stage < 3:
             kernel.curve = CURVE_OF[type(operation)]
-        elif isinstance(operation, Clamp) and kernel.stage < 4:
+        elif isinstance(operation, ops.Clamp) and kernel.stage < 4:
             kernel.clamp = operation
         else:
             return False
@@ -220,7 +195,8 @@ class _Fusing:
         """Return x and this place, if it is ``x · (min(max(x + 3, 0), 6) / 6)``, and nothing else reads the parts."""
         first, clamp, last, product = cast(Any, self.operations[place - 3 : place + 1])
         kinds = tuple(map(type, (first, clamp, last, product)))
-        if kinds != (Affine, Clamp, Affine, Multiply) or (clamp.low, clamp.high) != (0, 6) or not _is_shift(first):
+        is_relu6 = kinds == (ops.Affine, ops.Clamp, ops.Affine, ops.Multiply) and (clamp.low, clamp.high) == (0, 6)
+        if not is_relu6 or not _is_shift(first):
             return None
         (x,), sixth = first.inputs, torch.ones(()) / 6
         follow = [(place - 3,), (place - 2,), (x, place - 1)] == [clamp.inputs, last.inputs, product.inputs]
@@ -228,7 +204,7 @@ class _Fusing:
         alone = self.readers[x] == [place - 3, place] and all(map(self._only_reader, range(place - 3, place)))
         return (x, place) if follow and is_so and alone and x not in self.program.outputs else None
 
-    def _factor(self, operation: Multiply, value: int) -> Residual | None:
+    def _factor(self, operation: ops.Multiply, value: int) -> Residual | None:
         """Return what a value is multiplied by; None if that is not stored yet, or has more pixels."""
         first, second = operation.inputs
         other = second if first == value else first
@@ -241,7 +217,7 @@ class _Fusing:
         """Return a stored value, perhaps behind takes; None if it is not stored yet."""
         rows = columns = 1
         base, first = value, 0
-        while isinstance(take := self.operations[base], Take) and base not in self.stored:
+        while isinstance(take := self.operations[base], ops.Take) and base not in self.stored:
             rows, columns, first = rows * take.stride[0], columns * take.stride[1], first + take.first
             base = take.inputs[0]
         if base not in self.stored:
@@ -255,37 +231,37 @@ class _Fusing:
     def _read(self, value: int) -> None:
         """Make the value stored in the form that its operation gives, or what follows it folded behind it."""
         operation = self.operations[value]
-        if isinstance(operation, Quantize | Sign):
+        if isinstance(operation, ops.Quantize | ops.Sign):
             return  # a kernel stores it already
         if value not in self.stored:
-            if not isinstance(operation, Take):
+            if not isinstance(operation, ops.Take):
                 raise NotFused(f"'{operation.origin}': C has no {type(operation).__name__} there")
             given: dict[str, Any] = {"inputs": operation.inputs, "channels": operation.channels}
-            source: Operation = Maximum(**given, origin=operation.origin, window=Window(stride=operation.stride))
+            source: Operation = ops.Maximum(**given, origin=operation.origin, window=Window(stride=operation.stride))
             if operation.first:  # C puts zeros behind the channels; from there they move before them
                 given["inputs"] = (self.program.add(replace(operation, first=0)),)
                 self.readers.append([])
                 index = (torch.arange(operation.channels) - operation.first) % operation.channels
-                source = Select(**given, origin=operation.origin, index=index)
+                source = ops.Select(**given, origin=operation.origin, index=index)
             self._read(source.inputs[0])
             self._start(Kernel(source, value))
         if value in self.stored:
             self.stored[value].floats = True
 
-    def _coded(self, place: int, operation: Quantize | Sign) -> None:
+    def _coded(self, place: int, operation: ops.Quantize | ops.Sign) -> None:
         """Let the kernel that stores a value store its codes or signs, too; else a kernel of its own."""
         (value,) = operation.inputs
         kernel = self.stored.get(value)
-        if kernel is None or isinstance(kernel.source, Input) or not _add_coded(kernel, place, operation):
+        if kernel is None or isinstance(kernel.source, ops.Input) or not _add_coded(kernel, place, operation):
             self._read(value)
             kernel = Kernel(_passing(value, operation.channels, operation.origin), value)
             self.kernels.append(kernel)
             _add_coded(kernel, place, operation)
 
 
-def _add_coded(kernel: Kernel, place: int, operation: Quantize | Sign) -> bool:
+def _add_coded(kernel: Kernel, place: int, operation: ops.Quantize | ops.Sign) -> bool:
     """Add an output to a kernel; return whether there is room for it."""
-    if isinstance(operation, Sign):
+    if isinstance(operation, ops.Sign):
         if not kernel.signs:
             kernel.signs[place] = operation
         return place in kernel.signs
@@ -294,10 +270,10 @@ def _add_coded(kernel: Kernel, place: int, operation: Quantize | Sign) -> bool:
     return place in kernel.codes
 
 
-def _passing(value: int, channels: int, origin: str) -> Maximum:
-    return Maximum(inputs=(value,), channels=channels, origin=origin, window=Window())
+def _passing(value: int, channels: int, origin: str) -> ops.Maximum:
+    return ops.Maximum(inputs=(value,), channels=channels, origin=origin, window=Window())
 
 
 def _is_shift(operation: Operation) -> bool:
     """Whether it only adds a number to each channel."""
-    return isinstance(operation, Affine) and bool((operation.scale == 1).all())
+    return isinstance(operation, ops.Affine) and bool((operation.scale == 1).all())

@@ -11,28 +11,8 @@ from torch.utils._pytree import tree_map
 
 from ..kernels.operators import pack_weight
 from ..kernels.window import Window as Geometry
-from .operations import (
-    GELU,
-    Affine,
-    Average,
-    ConvBits,
-    ConvCodes,
-    ConvFloats,
-    Function,
-    Given,
-    Images,
-    Maximum,
-    Mean,
-    Operation,
-    PReLU,
-    Program,
-    Quantize,
-    Select,
-    Sigmoid,
-    Sign,
-    SiLU,
-    Window,
-)
+from . import operations as ops
+from .operations import Given, Images, Operation, Program, Window
 from .plan import form_of
 from .signs import sign_conv
 
@@ -58,7 +38,7 @@ class Library(nn.Module):
                 continue
             behind = readers[number][0] if len(readers[number]) == 1 and number not in program.outputs else number
             affine = operations[behind]
-            takes_in = isinstance(operation, ConvFloats | ConvBits) and isinstance(affine, Affine)
+            takes_in = isinstance(operation, ops.ConvFloats | ops.ConvBits) and isinstance(affine, ops.Affine)
             is_open[behind] = not takes_in
             self.steps.append(_step(operation, affine if takes_in else None))
             self.places.append((behind if takes_in else number, operation.inputs))
@@ -87,21 +67,21 @@ class Library(nn.Module):
 
 
 def _step(operation: Operation, affine: Any) -> nn.Module:
-    if isinstance(operation, ConvFloats):
+    if isinstance(operation, ops.ConvFloats):
         return _floats(operation, affine)
-    if isinstance(operation, ConvBits):
+    if isinstance(operation, ops.ConvBits):
         return _Bits(operation, affine)
-    if isinstance(operation, ConvCodes):
+    if isinstance(operation, ops.ConvCodes):
         return _Codes(operation)
-    if isinstance(operation, Function):
+    if isinstance(operation, ops.Function):
         return _Call(operation)
-    if isinstance(operation, Quantize):
+    if isinstance(operation, ops.Quantize):
         return _Round(operation)
-    if isinstance(operation, Affine | PReLU | Select | Sign):
+    if isinstance(operation, ops.Affine | ops.PReLU | ops.Select | ops.Sign):
         return _WithTensors(operation)
-    if isinstance(operation, Average | Maximum) and _is_symmetric(operation.window):
+    if isinstance(operation, ops.Average | ops.Maximum) and _is_symmetric(operation.window):
         return _Pool(operation)
-    return _Defined(_LIBRARIES.get(type(operation), operation.run))
+    return Called(_LIBRARIES.get(type(operation), operation.run))
 
 
 def _mean(x: Tensor) -> Tensor:
@@ -109,22 +89,22 @@ def _mean(x: Tensor) -> Tensor:
 
 
 _LIBRARIES: dict[type[Operation], Callable[..., Tensor]] = {
-    Mean: _mean,
-    Sigmoid: torch.sigmoid,
-    SiLU: F.silu,
-    GELU: F.gelu,
+    ops.Mean: _mean,
+    ops.Sigmoid: torch.sigmoid,
+    ops.SiLU: F.silu,
+    ops.GELU: F.gelu,
 }
 
 
-class _Defined(nn.Module):
-    """An operation without tensors."""
+class Called(nn.Module):
+    """A function, such as an operation without tensors, as a module."""
 
-    def __init__(self, run: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.run = run
+        self.function = function
 
     def forward(self, *values: Tensor) -> Tensor:
-        return self.run(*values)
+        return self.function(*values)
 
 
 class _WithTensors(nn.Module):
@@ -149,7 +129,7 @@ class _Bits(nn.Module):
     scale: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, conv: ConvBits, affine: Affine | None) -> None:
+    def __init__(self, conv: ops.ConvBits, affine: ops.Affine | None) -> None:
         super().__init__()
         window, (channels, inputs) = conv.window, conv.weight.shape[:2]
         geometry = list(window.stride), list(window.padding), list(window.dilation)
@@ -173,7 +153,7 @@ class _Codes(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, conv: ConvCodes) -> None:
+    def __init__(self, conv: ops.ConvCodes) -> None:
         super().__init__()
         self.zero, self.padding = conv.zero, conv.window.padding
         self.geometry = conv.window.stride, 0, conv.window.dilation, conv.groups
@@ -188,7 +168,7 @@ class _Codes(nn.Module):
             return F.conv2d(padded, self.weight.to(dtype), None, *self.geometry).float()
 
 
-def _floats(conv: ConvFloats, affine: Affine | None) -> nn.Module:
+def _floats(conv: ops.ConvFloats, affine: ops.Affine | None) -> nn.Module:
     """Return a convolution of torch's, or one that looks sums up where a weight has one magnitude in each filter."""
     weight, bias, window = conv.weight, None, conv.window
     if affine is not None:
@@ -213,7 +193,7 @@ class _Round(nn.Module):
     edges: Tensor
     codes: Tensor
 
-    def __init__(self, quantize: Quantize) -> None:
+    def __init__(self, quantize: ops.Quantize) -> None:
         super().__init__()
         self.low, self.high = quantize.ends
         self.zero = quantize.zero
@@ -229,9 +209,9 @@ class _Round(nn.Module):
 
 
 class _Pool(nn.Module):
-    def __init__(self, pool: Average | Maximum) -> None:
+    def __init__(self, pool: ops.Average | ops.Maximum) -> None:
         super().__init__()
-        self.is_average, self.window = isinstance(pool, Average), pool.window
+        self.is_average, self.window = isinstance(pool, ops.Average), pool.window
 
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride, (left, _, top, _), _, ceil = self.window
@@ -243,7 +223,7 @@ class _Pool(nn.Module):
 class _Call(nn.Module):
     """A function, whose tensors are buffers."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: ops.Function) -> None:
         super().__init__()
 
         def kept(argument: Any) -> Any:

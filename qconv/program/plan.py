@@ -13,26 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.native import kernels, number_of
+from . import operations as ops
 from .edges import are_edges_of
 from .fuse import Kernel, NotFused, fuse
-from .operations import (
-    Average,
-    Bilinear,
-    ConvBits,
-    ConvCodes,
-    ConvFloats,
-    Input,
-    LayerNorm,
-    Maximum,
-    Mean,
-    Program,
-    Quantize,
-    Repeat,
-    Select,
-    Shuffle,
-    Size,
-    Window,
-)
+from .operations import Program, Size, Window
 
 MAGIC, VERSION = b"QCP1", 1
 HEAD = struct.Struct("<4s9iq")
@@ -74,18 +58,18 @@ FIELDS = {  # of an `OP`, in order, with their defaults
     "table": (-1, -1),
 }
 KINDS = {
-    0: Input,
-    1: ConvBits,
-    2: ConvCodes,
-    3: ConvFloats,
-    4: Mean,
-    6: Average,
-    7: Maximum,
-    8: Select,
-    9: Repeat,
-    10: Shuffle,
-    11: Bilinear,
-    12: LayerNorm,
+    0: ops.Input,
+    1: ops.ConvBits,
+    2: ops.ConvCodes,
+    3: ops.ConvFloats,
+    4: ops.Mean,
+    6: ops.Average,
+    7: ops.Maximum,
+    8: ops.Select,
+    9: ops.Repeat,
+    10: ops.Shuffle,
+    11: ops.Bilinear,
+    12: ops.LayerNorm,
 }
 CURVES = None, "sigmoid", "SiLU", "hard swish", "GELU"
 OUTPUT = 5
@@ -116,7 +100,7 @@ class _Writer:
         self.stored: dict[tuple[int, int], int] = {}  # by the number of the operation and the type
         self.zeros: dict[int, int] = {}
         for operation in program.operations:
-            if isinstance(operation, ConvCodes):
+            if isinstance(operation, ops.ConvCodes):
                 (given,) = operation.inputs
                 if self.zeros.setdefault(given, operation.zero) != operation.zero:
                     raise NotFused(f"'{operation.origin}': its codes have two zeros")
@@ -129,7 +113,7 @@ class _Writer:
             value, channels = self.stored[place, _FLOATS], operations[place].channels
             records.append({"kind": (OUTPUT,), "input": (value,), "channels": (channels,)})
         counts = VERSION, len(self.values), len(records), operations[0].channels, len(outputs), int(guard)
-        more_inputs = sum(isinstance(operation, Input) for operation in operations) - 1
+        more_inputs = sum(isinstance(operation, ops.Input) for operation in operations) - 1
         parts = [
             HEAD.pack(MAGIC, *counts, *(self.program.size or (0, 0)), more_inputs, self.length),
             *(VALUE.pack(*value, 0) for value in self.values),
@@ -159,34 +143,34 @@ class _Writer:
         kinds = {operation: number for number, operation in KINDS.items()}
         record: dict[str, Any] = {"kind": (kinds[type(source)],), "channels": (source.channels,)}
         if source.inputs:
-            kind = {ConvBits: _BITS, ConvCodes: _CODES}.get(type(source), _FLOATS)
+            kind = {ops.ConvBits: _BITS, ops.ConvCodes: _CODES}.get(type(source), _FLOATS)
             record["input"] = (self.stored[source.inputs[0], kind],)
             window = getattr(source, "window", Window())
             left, right, top, bottom = window.padding
             record |= {"kernel": window.kernel, "stride": window.stride, "dilation": window.dilation}
             record |= {"top, left, bottom, right": (top, left, bottom, right), "ceil": (int(window.ceil),)}
-        if isinstance(source, ConvBits | ConvCodes | ConvFloats):
+        if isinstance(source, ops.ConvBits | ops.ConvCodes | ops.ConvFloats):
             bits, place = self._weight(source)
             record |= {"groups": (source.groups,), "weight_bits": (bits,), "weight": (place,)}
             record |= {name: (getattr(source, name),) for name in ("pad_value", "zero") if hasattr(source, name)}
-        if isinstance(source, Select):
+        if isinstance(source, ops.Select):
             record["weight"] = (self._put(source.index.int()),)
-        if isinstance(source, LayerNorm):
+        if isinstance(source, ops.LayerNorm):
             record["weight"] = (self._put(torch.tensor([source.eps])),)
-        if isinstance(source, Repeat):
+        if isinstance(source, ops.Repeat):
             record["stride"] = source.times
-        if isinstance(source, Bilinear):
+        if isinstance(source, ops.Bilinear):
             record["ceil"] = (int(source.align_corners),)
-        if isinstance(source, Shuffle):
+        if isinstance(source, ops.Shuffle):
             record["stride"] = source.times, source.times
         return record | self._stages(kernel) | self._outputs(kernel)
 
-    def _weight(self, conv: ConvBits | ConvCodes | ConvFloats) -> tuple[int, int]:
+    def _weight(self, conv: ops.ConvBits | ops.ConvCodes | ops.ConvFloats) -> tuple[int, int]:
         """Put a weight as (C_out, kh, kw, C / groups); return its bits, and its place."""
         weight = conv.weight.permute(0, 2, 3, 1).contiguous()
-        if isinstance(conv, ConvFloats):
+        if isinstance(conv, ops.ConvFloats):
             return 32, self._put(weight)
-        if isinstance(conv, ConvBits):
+        if isinstance(conv, ops.ConvBits):
             channels = weight.shape[-1]
             width = 16 if channels <= 16 else -(-channels // 32) * 32
             return 1, self._put(_packed(F.pad(weight < 0, (0, width - channels)), 1))
@@ -225,7 +209,7 @@ class _Writer:
             record[name] = tuple(each[name] for each in (coded * 2)[:2])
         return record | {"codes": (len(coded),)}
 
-    def _codes(self, number: int, quantize: Quantize) -> dict[str, Any]:
+    def _codes(self, number: int, quantize: ops.Quantize) -> dict[str, Any]:
         low, high = quantize.ends
         form, factor = form_of(quantize)
         table = -1
@@ -243,7 +227,7 @@ def _packed(parts: Tensor, bits: int) -> Tensor:
     return (parts.to(torch.uint8).unflatten(-1, (-1, len(places))) << places).sum(-1, dtype=torch.uint8)
 
 
-def form_of(quantize: Quantize) -> tuple[int, float]:
+def form_of(quantize: ops.Quantize) -> tuple[int, float]:
     """Return how numbers become codes, and the factor or divisor: as ``clamp(round(x · number))`` if the edges allow.
 
     A product is a few times faster than a quotient; whether it changes at the same floats is tried at each edge.

@@ -97,7 +97,9 @@ def _read(folder: Path) -> Run:
     if config.get("evaluate") is not None and not (folder / RESULT).is_file():
         raise ValueError("an evaluation, not a run")
     if not (folder / RESULT).is_file():
-        raise ValueError(f"not finished: {_epochs(folder)} of {config.get('trainer', {}).get('max_epochs')} epochs")
+        raise ValueError(
+            f"not finished: {len(read_csv(folder / METRICS))} of {config.get('trainer', {}).get('max_epochs')} epochs"
+        )
     return Run(folder, config, read_result(folder), (folder / RESULT).stat().st_mtime)
 
 
@@ -127,11 +129,3 @@ def _of_row(name: Path, row: dict[str, Any], number: int) -> Run:
                 raise ValueError(f"{figure} (={value:g}) must be a share from 0 to 1")
             result[figure] = int(value) if value.is_integer() else value
     return Run(name, cells, result, number)
-
-
-def _epochs(folder: Path) -> int:
-    try:
-        with (folder / METRICS).open(newline="") as file:
-            return len(list(csv.DictReader(file)))
-    except OSError:
-        return 0
