@@ -130,6 +130,19 @@ def test_empty_batch(scheme: Scheme, masked: bool) -> None:
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in trained(ours))
 
 
+def test_an_offset_of_nan_makes_its_pixel_nan() -> None:
+    layer, input, offset = QDeformConv2d(4, 6, 3, padding=1), torch.randn(2, 4, 6, 6), torch.randn(2, 18, 6, 6)
+    offset[1, 5, 2, 3] = 0
+    wanted = layer(input, offset)
+    offset[1, 5, 2, 3] = torch.nan
+    wanted[1, :, 2, 3] = torch.nan
+    output = layer(input, offset.requires_grad_())
+    torch.testing.assert_close(output, wanted, rtol=0, atol=0, equal_nan=True)
+    output.sum().backward()
+    assert offset.grad is not None
+    assert offset.grad.isnan().nonzero().tolist() == [[1, k, 2, 3] for k in range(18)]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("input_dtype", [torch.float32, "low"], ids=str)
 def test_autocast_runs_in_float32(dtype: torch.dtype, input_dtype: Any) -> None:

@@ -58,6 +58,16 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def readable(offset: Tensor) -> Tensor:
+    """Return the offsets with 0 in place of NaN, at which torchvision's CPU kernels would read memory."""
+    return offset.masked_fill(offset.isnan(), 0) if offset.is_cpu else offset
+
+
+def marked(x: Tensor, offset: Tensor) -> Tensor:
+    """Return outputs, or their gradients, that are NaN where an offset is."""
+    return x.masked_fill(offset.isnan().any(1, keepdim=True), torch.nan) if offset.is_cpu else x
+
+
 def check_sizes(
     input_size: Sequence[int],
     weight_size: Sequence[int],
@@ -153,7 +163,7 @@ def deform_conv2d_backward(
     groups = input.shape[1] // weight.shape[1]
     offset_groups = offset.shape[1] // (2 * weight.shape[2] * weight.shape[3])
     no_mask = grad_output.new_zeros(input.shape[0], 1)
-    tensors = (grad_output, input, weight, offset, no_mask if mask is None else mask)
+    tensors = (marked(grad_output, offset), input, weight, readable(offset), no_mask if mask is None else mask)
     bias = grad_output.new_zeros(weight.shape[0])
     geometry = (*stride, *padding, *dilation, groups, offset_groups, mask is not None)
     grads = _operator()(*map(wide, tensors), wide(bias), *geometry)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from ..grad.deform import check_sizes, deform_conv2d_backward, wide
+from ..grad.deform import check_sizes, deform_conv2d_backward, marked, readable, wide
 from ..ground.checks import check_ints
 from ..ground.extras import needed
 from ..scheme import Factory, Scheme
@@ -33,10 +33,11 @@ class DeformConvolution:
     dilation: tuple[int, int]
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, *extra: Tensor) -> Tensor:
-        offset, mask = (*map(wide, extra), None)[:2]
+        offset, mask = cast("tuple[Tensor, Tensor | None]", (*map(wide, extra), None)[:2])
         geometry = self.stride, self.padding, self.dilation, mask
         bias = None if bias is None else wide(bias)
-        return deform_conv2d(wide(input), cast(Tensor, offset), wide(weight), bias, *geometry).to(input.dtype)
+        output = deform_conv2d(wide(input), readable(offset), wide(weight), bias, *geometry)
+        return marked(output, offset).to(input.dtype)
 
     def backward(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: tuple[bool, ...], *extra: Tensor
