@@ -174,7 +174,8 @@ def sensitivity(
     Raises:
         ValueError: a float model without ``scheme``, or a converted one with it; a scheme that changes in the course of
             the training; no samples; labels that are not one for each image; an ``output`` that the model does not
-            have; ``batch_size`` or ``max_samples`` below 1.
+            have; outputs without numbers, or of other shapes once a layer is quantized, such as lists of boxes;
+            ``batch_size`` or ``max_samples`` below 1.
         TypeError: a batch, labels or an output that are no tensor; a loss that is no number; labels beside batches; and
             as for `qconv.convert` and `qconv.calibrate`.
         FloatingPointError: outputs with NaN or inf.
@@ -256,6 +257,10 @@ def _cost(name: str, scheme: str, batches: Batches, reference: Outputs, found: O
     (all_before, loss_before), (all_after, loss_after) = reference, found
     errors = []
     for before, after in zip(all_before, all_after, strict=True):
+        shapes, shapes_q = ([tuple(y.shape) for y in ys] for ys in (before, after))
+        if shapes != shapes_q or not any(y.numel() for y in before):
+            here = f"{shapes[:3]} and, with {name} quantized, {shapes_q[:3]}"
+            raise ValueError(f"outputs (of shapes {here}) must keep their shapes, and have numbers: choose by output=")
         noise = sum(_energy(y_q - y) for y_q, y in zip(after, before, strict=True))
         if not math.isfinite(noise):
             is_float = not all(map(math.isfinite, map(_energy, before)))

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
+from ..ground.checks import some
+
 LEFT = 0.01
 """The largest share of initial values with which running statistics count as trained."""
 
@@ -32,9 +34,9 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     }
     norms = [*named]
     if doubtful := [norm for norm in norms if not norm.training and not is_initial(norm)]:
-        told = (f"'{named[n]}' ({int(n.num_batches_tracked or 0)} with momentum {n.momentum})" for n in doubtful)
+        told = [f"'{named[n]}' ({int(n.num_batches_tracked or 0)} with momentum {n.momentum})" for n in doubtful]
         warnings.warn(
-            f"batch norm has seen only few batches: {', '.join(told)}. So each batch is normalized with its own "
+            f"batch norm has seen only few batches: {some(told, 3)}. So each batch is normalized with its own "
             "statistics, as in training. If the running statistics are valid, as after "
             "update_bn, call norm.num_batches_tracked.fill_(10**9) first",
             stacklevel=3,
