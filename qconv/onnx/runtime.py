@@ -52,7 +52,7 @@ class OnnxModel:
         try:
             outputs = self.session.run(None, {self.input: input.detach().float().cpu().contiguous().numpy()})
         except Exception as error:  # its own kinds
-            raise ValueError(f"input (of shape {tuple(input.shape)}): {str(error).splitlines()[0]}") from error
+            raise ValueError(f"input (of shape {tuple(input.shape)}): {' '.join(str(error).split())}") from error
         named = dict(zip(self.names, map(torch.from_numpy, outputs), strict=True))
         return named if len(named) > 1 else named.popitem()[1]
 

@@ -26,8 +26,7 @@ def holds(folder: Path, checkpoint: Path) -> bool:
 
 
 def why_no_run(folder: Path) -> str:
-    """Say that a folder without a config is no run's; of a sweep, name one of its runs."""
-    inside = next(
-        (f"; name one of those in it, such as {each.parent}" for each in sorted(folder.glob(f"*/{CONFIG}"))), ""
-    )
-    return f"{folder} is not the folder of a run: there is no {CONFIG}{inside}"
+    """Say that a folder without a config is no run's; name the run around it, or one of a sweep in it."""
+    around = [f"; {each} is one" for each in folder.parents if (each / CONFIG).is_file()]
+    inside = [f"; name one of those in it, such as {each.parent}" for each in sorted(folder.glob(f"*/{CONFIG}"))]
+    return f"{folder} is not the folder of a run: there is no {CONFIG}{next(iter(around + inside), '')}"
