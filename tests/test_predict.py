@@ -190,7 +190,7 @@ def test_broken_pictures_are_named_and_the_others_are_not_lost(
         ("predict {folder}/names {folder}/picture.png", "the model has 3 classes, but its file names 1"),
         ("predict {folder}/model a.png --top 0", "--top (=0) must be at least 1"),
         ("verify {folder}/model", "name image files after {quoted}/model', such as {quoted}/model' *.jpg"),
-        ("verify {folder}", "{folder} is not the folder of a run: there is no config.yaml; name one of those in it, "),
+        ("verify {folder}", "{folder} is not the folder of a run: there is no config.yaml; name a run's, such as "),
         ("verify {folder}/run", "run has no model.safetensors: write it by qconv export {quoted}/run' --to packed"),
         ("export {folder}/model {folder}/picture.png --to onnx --opset 0", "opset (=0) must be from 13 to 25"),
         ("verify", "required: MODEL\n"),

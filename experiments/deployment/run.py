@@ -4,6 +4,7 @@
 
 TREE holds CIFAR-10's images, ``test/<class>/*``; RUNS the folders of runs (README.md has the commands). A network
 without one is initialized, and sees training images for its batch norms. Rows that the files have already are kept.
+Without AVX-512, the files are those of the best set of instructions: `latency_avx2.csv`.
 """
 
 import statistics
@@ -22,12 +23,15 @@ from qconv import schemes
 from qconv.data import ImageFolderDataModule
 from qconv.ground.environment import commit, machine
 from qconv.ground.table import read_csv, write_csv
+from qconv.kernels import native
 from qconv.models import resnet18, resnet20
 from qconv.onnx import OnnxModel
 from qconv.training.finished import FinishedRun
 
 HERE = Path(__file__).parent
-LATENCY, AGREEMENT = HERE / "latency.csv", HERE / "agreement.csv"
+SET = native.instruction_sets()[-1]
+END = "" if SET == "avx512" else f"_{SET}"  # of the files: each set of instructions has its own
+LATENCY, AGREEMENT = HERE / f"latency{END}.csv", HERE / f"agreement{END}.csv"
 METHODS: dict[str, schemes.Scheme | None] = {
     "float": None,
     "LSQ 8/8": schemes.lsq(8, 8),
@@ -71,7 +75,7 @@ def main(tree: str, runs: str, *methods: str) -> None:
             if not has_row(AGREEMENT, about):
                 append(AGREEMENT, {**about, "epochs": epochs}, agreement(ways, test, labels))
             print(f"{network} {method} done", flush=True)
-    draw(read_csv(LATENCY), HERE / "latency.png")
+    draw(read_csv(LATENCY), LATENCY.with_suffix(".png"))
 
 
 def built(build: Callable[..., nn.Module], method: str, run: Path, train: Tensor) -> tuple[nn.Module, int]:

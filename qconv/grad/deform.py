@@ -127,7 +127,8 @@ def deform_conv2d_backward(
         grad_output: gradient of the output, `(N, C_out, H', W')`.
         input: `(N, C_in, H, W)`, of a floating dtype. N may be 0.
         weight: `(C_out, C_in / groups, kh, kw)`.
-        offset: `(N, 2·kh·kw·D, H', W')` for D groups of offsets; for each tap y before x.
+        offset: `(N, 2·kh·kw·D, H', W')` for D groups of offsets; for each tap y before x. On the CPU, one of NaN makes
+            `grad_output` NaN at its pixel.
         mask: `(N, kh·kw·D, H', W')`; None for v1.
         stride: an int, or one int per spatial dimension.
         padding: as stride.
@@ -157,13 +158,14 @@ def deform_conv2d_backward(
     expected = check_sizes(input.shape, weight.shape, offset.shape, mask_size, stride, padding, dilation)
     if tuple(grad_output.shape) != expected:
         raise ValueError(f"grad_output's size (={tuple(grad_output.shape)}) must be {expected}")
+    grad_output = marked(grad_output, offset)
     if not any(output_mask[:4]):
         return None, None, None, None, grad_output.sum((0, 2, 3)) if output_mask[4] else None
     _alert_not_deterministic(grad_output.device)
     groups = input.shape[1] // weight.shape[1]
     offset_groups = offset.shape[1] // (2 * weight.shape[2] * weight.shape[3])
     no_mask = grad_output.new_zeros(input.shape[0], 1)
-    tensors = (marked(grad_output, offset), input, weight, readable(offset), no_mask if mask is None else mask)
+    tensors = (grad_output, input, weight, readable(offset), no_mask if mask is None else mask)
     bias = grad_output.new_zeros(weight.shape[0])
     geometry = (*stride, *padding, *dilation, groups, offset_groups, mask is not None)
     grads = _operator()(*map(wide, tensors), wide(bias), *geometry)

@@ -30,7 +30,8 @@ def shown(items: Iterable[T], text: str, total: int, size: Callable[[T], int] = 
         return
     from rich.progress import Progress
 
-    with Progress(console=terminal(), transient=True) as bar:
+    # Else what is printed to a file or a pipe would go to the terminal.
+    with Progress(console=terminal(), transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task(text, total=total)
         for item in items:
             yield item

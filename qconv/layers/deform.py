@@ -64,7 +64,7 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
     ``output = deform_conv2d(input_q, offset, weight_q, bias, mask)``: the quantized input is sampled, bilinearly and as
     0 outside its bounds; offset and mask are not quantized. The formulas are in `qconv.grad.deform`. Shapes:
     input ``(N, C_in, H, W)``, offset ``(N, 2·kh·kw·D, H', W')`` for D groups of offsets, y before x for each tap, mask
-    ``(N, kh·kw·D, H', W')`` or None, output ``(N, C_out, H', W')``; N may be 0.
+    ``(N, kh·kw·D, H', W')`` or None, output ``(N, C_out, H', W')``; N may be 0. An offset of NaN makes its pixel NaN.
 
     float16 and bfloat16 are computed in float32 and rounded once. Under autocast everything runs in float32 and the
     output has the input's dtype, as for torchvision's operator on CUDA.

@@ -235,7 +235,7 @@ def _whole(
 def _line(levels: Levels, finest: Tensor, twice: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return slope, k and factor of each channel, near the given ones; see `Chains.coded`."""
     widest, slope, k, factor = torch.zeros_like(levels.slope), levels.slope, (levels.shift * finest).round(), finest
-    for coarser in range(_FACTORS):
+    for coarser in range(min(_FACTORS, int(finest.max()))):
         finer = (finest - coarser).clamp(min=1)
         # The second rounding sees parts of 2 ** exponent of a code; the first one gives the last half of such a part.
         margin = twice * torch.ldexp(0.5 / levels.slope, torch.frexp(levels.slope / finer).exponent)

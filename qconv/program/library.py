@@ -97,7 +97,7 @@ _LIBRARIES: dict[type[Operation], Callable[..., Tensor]] = {
 
 
 class Called(nn.Module):
-    """A function, such as an operation without tensors, as a module."""
+    """A function as a module."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()

@@ -97,9 +97,8 @@ def _read(folder: Path) -> Run:
     if config.get("evaluate") is not None and not (folder / RESULT).is_file():
         raise ValueError("an evaluation, not a run")
     if not (folder / RESULT).is_file():
-        raise ValueError(
-            f"not finished: {len(read_csv(folder / METRICS))} of {config.get('trainer', {}).get('max_epochs')} epochs"
-        )
+        done, of = len(read_csv(folder / METRICS)), config.get("trainer", {}).get("max_epochs")
+        raise ValueError(f"not finished: {done} of {of} epochs")
     return Run(folder, config, read_result(folder), (folder / RESULT).stat().st_mtime)
 
 

@@ -26,7 +26,8 @@ def holds(folder: Path, checkpoint: Path) -> bool:
 
 
 def why_no_run(folder: Path) -> str:
-    """Say that a folder without a config is no run's; name the run around it, or one of a sweep in it."""
-    around = [f"; {each} is one" for each in folder.parents if (each / CONFIG).is_file()]
-    inside = [f"; name one of those in it, such as {each.parent}" for each in sorted(folder.glob(f"*/{CONFIG}"))]
-    return f"{folder} is not the folder of a run: there is no {CONFIG}{next(iter(around + inside), '')}"
+    """Say that a folder without a config is no run's; name that of a checkpoint, or one of a sweep."""
+    around = folder.parent.parent / CONFIG
+    configs = [around] if folder.suffix == ".ckpt" and around.is_file() else sorted(folder.glob(f"*/{CONFIG}"))
+    hint = f"; name a run's, such as {configs[0].parent}" if configs else ""
+    return f"{folder} is not the folder of a run: there is no {CONFIG}{hint}"

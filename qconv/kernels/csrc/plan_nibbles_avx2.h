@@ -1,8 +1,8 @@
-/* Sums of bits on AVX2. A byte lane is an output channel: a byte of a pixel chooses two tables, see `Differing`, that say
- * for each 4 bits of weights how many differ. One shuffle looks up 32 channels in one table, or 16 channels in both.
- * Bytes are added up to 16 bits before they overflow. */
+/* Sums of bits on AVX2. A byte of a pixel chooses two tables, see `Differing`, that say for each 4 bits of weights how
+ * many differ. One shuffle looks up 32 channels in one table, or 16 channels in both, a byte for each. Bytes are added
+ * up to 16 bits before they overflow. */
 
-enum { FLUSH_AFTER = 31 }; /* bytes of a pixel, each of which adds up to 8 */
+enum { FLUSH_AFTER = 31 }; /* bytes of a pixel, each of which adds up to 8 to a byte of sums */
 
 /* Bytes to the sums of 16 bits; those of 16 channels lie in both halves. */
 LANE void flush(const int NV, __m256i *bytes, __m256i *sums) {
@@ -20,7 +20,7 @@ LANE void copy_sums(const int P, const int M, __m256i (*to)[2], __m256i (*from)[
 
 /* Adds bytes u to stop - 1 of the pixels. */
 LANE void add_bytes(const int P, const int NV, __m256i (*bytes)[2], const uint8_t *const *at, const char *w, int64_t u,
-                    int64_t stop, const Differing *differing) {
+                    int64_t stop, Differing *differing) {
     const int M = (NV + 1) / 2;
     __m256i sums[4][2];
     copy_sums(P, M, sums, bytes);
@@ -44,7 +44,7 @@ LANE void add_bytes(const int P, const int NV, __m256i (*bytes)[2], const uint8_
 }
 
 typedef void (*AddBytes)(__m256i (*bytes)[2], const uint8_t *const *at, const char *w, int64_t u, int64_t stop,
-                         const Differing *differing);
+                         Differing *differing);
 
 LANE void nibble_tile(const int P, const int NV, AddBytes add, const Step *s, const char *const *px, const char *w,
                       const int32_t *const *base, float *out) {
@@ -87,7 +87,7 @@ LANE void nibble_tile(const int P, const int NV, AddBytes add, const Step *s, co
 #define NIBBLES(P, NV)                                                                                                 \
     static __attribute__((noinline)) TARGET void add_bytes_##P##_##NV(__m256i (*bytes)[2], const uint8_t *const *at,   \
                                                                       const char *w, int64_t u, int64_t stop,          \
-                                                                      const Differing *differing) {                    \
+                                                                      Differing *differing) {                          \
         add_bytes(P, NV, bytes, at, w, u, stop, differing);                                                            \
     }                                                                                                                  \
     static TARGET void NIBBLES_##P##_##NV(const Step *s, const char *const *px, const char *w,                         \

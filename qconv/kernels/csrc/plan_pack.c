@@ -231,15 +231,16 @@ static void put_tap(const Step *s, const Filter *f, const char *filter, int64_t 
     }
 }
 
-static const Differing *differing_bits(Plan *plan) {
-    if (plan->differing != NULL || (plan->differing = plan_keep(plan, 256 * sizeof *plan->differing)) == NULL)
-        return (const Differing *)plan->differing;
-    for (int byte = 0; byte < 256; byte++)
+/* For all steps of a plan; aligned, as all that is kept. */
+static Differing *differing_bits(Plan *plan) {
+    if (plan->differing != NULL) return plan->differing;
+    plan->differing = plan_keep(plan, 256 * sizeof *plan->differing);
+    for (int byte = 0; byte < 256 && plan->differing != NULL; byte++)
         for (int bits = 0; bits < 16; bits++) {
             plan->differing[byte][0][bits] = (uint8_t)__builtin_popcount((byte & 15) ^ bits);
             plan->differing[byte][1][bits] = (uint8_t)__builtin_popcount(byte >> 4 ^ bits);
         }
-    return (const Differing *)plan->differing;
+    return plan->differing;
 }
 
 static void pack_weight(Plan *plan, Step *s, const Shape *shape) {

@@ -44,7 +44,7 @@ typedef struct {
     const int32_t *in_at, *res_at, *f32_at, *bits_at, *code_at[2]; /* byte offsets of the output's pixels in values */
     int32_t *base, *kind; /* what sums start from, for each class of pixels; the class of each pixel */
     char *weight;
-    const Differing *differing; /* of NIBBLES: for each byte */
+    Differing *differing;                    /* of NIBBLES: for each byte */
     float *scale, *bias, *edges, *rprelu, *table[2];
     int32_t *table_codes[2], table_step[2];  /* form EDGES: codes, and the first step of the search */
     const Between *down, *across;            /* for each row and column of a BILINEAR */
