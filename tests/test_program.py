@@ -330,6 +330,21 @@ def test_sums_of_the_largest_codes(isa: str) -> None:
             assert torch.equal(found, wanted[place])
 
 
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_sums_of_bits(isa: str) -> None:
+    """Of whole blocks of 16, 32 and 64 channels, and of groups of such; some pixels differ from all of a filter."""
+    for groups, channels, outputs in ((1, 24, 16), (1, 520, 10), (1, 72, 32), (1, 136, 100), (2, 32, 32), (3, 192, 96)):
+        program, window = Program(channels), Window((3, 2), padding=(1, 0, 0, 1))
+        place = program.add(ops.Sign(inputs=(0,), channels=channels, edge=torch.zeros(channels)))
+        signs = torch.randint(0, 2, (outputs, channels // groups, 3, 2), dtype=torch.int8) * 2 - 1
+        signs[::3] = 1
+        fields: dict[str, Any] = {"channels": outputs, "window": window, "groups": groups, "pad_value": 0}
+        program.outputs = (program.add(ops.ConvBits(inputs=(place,), weight=signs, **fields)),)
+        program.ranks = (4,)
+        x = torch.cat([torch.full((1, channels, 7, 5), -1.0), torch.randn(2, channels, 7, 5)])
+        assert torch.equal(plan_of(program, (7, 5), isa)(x, threads=1)[0], program.run(x))
+
+
 @pytest.mark.parametrize("name", mostly_nightly(NETWORKS, ("minmax88",)))
 def test_networks_in_c(name: str) -> None:
     model, x = network(name), torch.randn(5, 3, 17, 13)
