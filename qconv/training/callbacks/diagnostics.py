@@ -44,7 +44,15 @@ class Diagnostics(Callback):
         if batch_idx == 0 and self.measured and not trainer.sanity_checking:
             self.batch.enter_context(self.measured.recording())
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         """Examine the inputs."""
         self.batch.close()
 
@@ -52,7 +60,9 @@ class Diagnostics(Callback):
         """Stop recording if the batch failed."""
         self.batch.__exit__(type(exception), exception, exception.__traceback__)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Save the levels at the start of the epoch from now on."""
         self.within_epoch = True
 

@@ -90,7 +90,13 @@ class FiniteGuard(Callback):
         self._add_batch(batch)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any, **__: Any
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Judge the batch."""
         part = "test" if trainer.testing else f"epoch {trainer.current_epoch}, validation"
