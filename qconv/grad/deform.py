@@ -59,7 +59,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def readable(offset: Tensor) -> Tensor:
-    """Return the offsets with 0 in place of NaN, at which torchvision's CPU kernels would read memory."""
+    """Return the offsets with 0 in place of NaN, which torchvision's CPU kernels do not take."""
     return offset.masked_fill(offset.isnan(), 0) if offset.is_cpu else offset
 
 
