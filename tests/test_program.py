@@ -488,7 +488,7 @@ def test_gradients_and_autocast_are_torchs(function: nn.Module) -> None:
         network(input).square().sum().backward()
     torch.testing.assert_close(inputs[1].grad, inputs[0].grad)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(frozen(x), model(x))
+        torch.testing.assert_close(frozen(x), model(x))  # GELU rounds by memory format on processors with AMX
 
 
 @pytest.mark.parametrize("groups", [1, 4])
