@@ -345,6 +345,25 @@ def test_sums_of_bits(isa: str) -> None:
         assert torch.equal(plan_of(program, (7, 5), isa)(x, threads=1)[0], program.run(x))
 
 
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((3, 2), (1, 2)), ((2, 1), (1, 3))], ids=str)
+def test_sums_of_codes(stride: Any, dilation: Any, isa: str) -> None:
+    """Of images with rows of few and of many pixels, which tiles of AMX cut in many ways, and of 1 to 3 groups."""
+    shapes = (5, 3, 4), (9, 8, 7), (7, 17, 16), (11, 31, 33), (6, 70, 5)
+    for (height, width, outputs), groups in product(shapes, (1, 2, 3)):
+        program, levels = Program(20 * groups), torch.arange(256, dtype=torch.uint8)
+        fields: dict[str, Any] = {"edges": levels[1:] - 0.5, "codes": levels, "zero": 3, "step": 1.0}
+        place = program.add(ops.Quantize(inputs=(0,), channels=20 * groups, **fields))
+        weight = torch.randint(-128, 128, (outputs * groups, 20, 3, 3), dtype=torch.int8)
+        fields = {"weight": weight, "window": Window((3, 3), stride, (3, 1, 2, 3), dilation), "groups": groups}
+        program.outputs = (program.add(ops.ConvCodes(inputs=(place,), channels=len(weight), zero=3, **fields)),)
+        program.ranks = (4,)
+        x = 256 * torch.rand(3, 20 * groups, height, width)
+        plan, wanted = plan_of(program, (height, width), isa), program.run(x)
+        assert torch.equal(plan(x, threads=1)[0], wanted)
+        assert torch.equal(torch.cat([plan(image[None], threads=2)[0] for image in x]), wanted)
+
+
 @pytest.mark.parametrize("name", mostly_nightly(NETWORKS, ("minmax88",)))
 def test_networks_in_c(name: str) -> None:
     model, x = network(name), torch.randn(5, 3, 17, 13)

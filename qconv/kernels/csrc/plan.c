@@ -13,6 +13,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -41,6 +45,18 @@ static const Part kernels[] = {[PORTABLE] = portable_part};
 static int has_dot(int isa) { return 0 * isa; }
 #endif
 
+/* Whether there are tiles, which Linux lends to who asks. */
+static int has_amx(int isa) {
+#if defined(__x86_64__) && defined(__linux__) && __has_include(<amxint8intrin.h>)
+    enum { ASK = 0x1023, TILES = 18 };
+    unsigned a, b, c, d;
+    return isa == AVX512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d >> 24 & d >> 25 & 1 &&
+           !syscall(SYS_arch_prctl, ASK, TILES);
+#else
+    return 0 * isa;
+#endif
+}
+
 /* The kernels for `isa`; returns 0 if this machine does not have it. */
 static int choose_kernels(Plan *plan, int isa) {
     const int64_t sets = instruction_sets();
@@ -50,6 +66,7 @@ static int choose_kernels(Plan *plan, int isa) {
     if (isa == AVX512 && !has_dot(isa)) isa = AVX2;
     plan->isa = isa;
     plan->has_dot = has_dot(isa);
+    plan->has_amx = has_amx(isa);
     plan->part = kernels[isa];
     return 1;
 }
@@ -150,13 +167,13 @@ static void share_step(void *given, int part) {
     shared->plan->part(shared->plan, shared->step, shared->run, part, shared->parts);
 }
 
-static void run_image(const Plan *plan, const Run *run, int ops, int has_pool) {
+static void run_image(const Plan *plan, const Run *run, int ops, int threads) {
     atomic_store(&run->arena->odd[0], 0);
     for (int i = 0; i < ops; i++) {
         const Step *step = &plan->steps[i];
-        Shared shared = {plan, step, run, step->parts};
-        if (has_pool && step->parts > 1)
-            pool_share(share_step, &shared, step->parts, 1);
+        Shared shared = {plan, step, run, step->parts < 2 * threads ? step->parts : 2 * threads};
+        if (threads > 1 && step->parts > 1)
+            pool_share(share_step, &shared, shared.parts, 1);
         else
             plan->part(plan, step, run, 0, 1);
     }
@@ -193,23 +210,23 @@ static void run_group(void *given, int piece) {
     give_arena(plan, run.arena);
 }
 
-static int run_groups(Batch *batch, int threads, int has_pool) {
+static int run_groups(Batch *batch, int threads) {
     const int64_t fair = (batch->n + threads - 1) / threads;
     batch->group = fair < GROUP ? fair : GROUP;
     const int64_t pieces = (batch->n + batch->group - 1) / batch->group, most = INT32_MAX;
     if (pieces > most) return 1;
-    if (has_pool)
+    if (threads > 1)
         pool_share(run_group, batch, (int)pieces, 0);
     else
         for (int piece = 0; piece < pieces; piece++) run_group(batch, piece);
     return atomic_load(&batch->failed);
 }
 
-static int run_images(Batch *batch, int has_pool) {
+static int run_images(Batch *batch, int threads) {
     Run run = {take_arena(batch->plan), 0, 1, batch->inputs, batch->strides, batch->outputs, batch->to_strides, 0};
     if (run.arena == NULL) return 1;
     for (; run.first < batch->n; run.first++)
-        run_image(batch->plan, &run, batch->plan->program.head.ops, has_pool);
+        run_image(batch->plan, &run, batch->plan->program.head.ops, threads);
     give_arena(batch->plan, run.arena);
     return 0;
 }
@@ -220,7 +237,7 @@ int plan_run(Plan *plan, const float *const *inputs, const int64_t (*strides)[4]
     if (n < 1) return 0;
     const int has_pool = pool_take(threads);
     if (!has_pool) threads = 1;
-    const int failed = n < 2 || n < threads ? run_images(&batch, has_pool) : run_groups(&batch, threads, has_pool);
+    const int failed = n < 2 || n < threads ? run_images(&batch, threads) : run_groups(&batch, threads);
     if (has_pool) pool_leave();
     return failed;
 }

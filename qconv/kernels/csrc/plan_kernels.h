@@ -319,7 +319,7 @@ LANE void finish_vector(const Outs *o, float *acc, int q, int count, int c, int 
     }
 }
 
-static TARGET void finish_rest(const Outs *o, float *acc, int q, int count, int c, int next, int flags) {
+static __attribute__((cold)) TARGET void finish_rest(const Outs *o, float *acc, int q, int count, int c, int next, int flags) {
     finish_vector(o, acc, q, count, c, next, flags, 0);
 }
 
@@ -396,6 +396,10 @@ static TARGET void convolve_block(const Step *s, const char *in, const Outs *out
     }
 }
 
+#if defined(HAS_AMX)
+#include "plan_codes_amx.h"
+#endif
+
 /* The share of a part: start to stop - 1 of `all`. */
 static void share_of(int64_t all, int part, int parts, int *start, int *stop) {
     *start = (int)(all * part / parts);
@@ -415,7 +419,14 @@ static void convolve(const Plan *plan, const Step *s, const Run *run, int part, 
     for (int block = first; block < last; block++)
         for (int g = 0; g < run->count; g++) {
             const Outs outs = outs_of(plan, s, run, g);
-            convolve_block(s, memory_of(plan, run, s->op->in, g), &outs, block, start, stop, then);
+            const char *in = memory_of(plan, run, s->op->in, g);
+#if defined(HAS_AMX)
+            if (s->sums == SUM_CODES_AMX) {
+                convolve_block_amx(s, in, &outs, block, start, stop, then);
+                continue;
+            }
+#endif
+            convolve_block(s, in, &outs, block, start, stop, then);
         }
 }
 

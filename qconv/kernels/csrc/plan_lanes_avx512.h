@@ -1,12 +1,16 @@
 /* 16 lanes on AVX-512 with VNNI and VPOPCNTDQ. */
 #include <immintrin.h>
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vpopcntdq")))
+#define SETS "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vpopcntdq"
+#define TARGET __attribute__((target(SETS)))
 #define LANE INLINE TARGET
 #define HAS_FINISHES 1
 #define PIXELS 8 /* of the largest tile */
 #define VECTORS 2
 #define HAS_CODES_4 1
+#if __has_include(<amxint8intrin.h>)
+#define HAS_AMX 1
+#endif
 
 typedef __m512 F;
 typedef __m512i I;

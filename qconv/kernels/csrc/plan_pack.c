@@ -75,8 +75,11 @@ static int is_depthwise(const Step *s, const Shape *shape) {
     return s->op->groups > 1 && s->cin == 1 && shape->fan_out == 1;
 }
 
+enum { FEW = 4 }; /* pixels and units, for which AMX is not worth it */
+
 static int codes_kernel(const Plan *plan, const Step *s, const Shape *shape) {
     if (is_depthwise(s, shape)) return SUM_CODES_DEEP;
+    if (plan->has_amx && s->pixels >= FEW && (shape->in_a_row ? s->op->kw : 1) * s->cin >= 4 * FEW) return SUM_CODES_AMX;
     if (plan->has_dot && plan->isa != AVX512) return SUM_CODES_DOT;
     /* Weights of 4 bits, two to a byte, each times 16 in the sums. */
     return s->nv == 2 && have_4_bits(plan, s, shape->filter) ? SUM_CODES_4 : SUM_CODES;
@@ -149,6 +152,7 @@ static void lay_out(Plan *plan, Step *s, const Shape *shape) {
         const int64_t most = shape->in->pixel - s->run * unit;
         s->block_at[b] = (int32_t)(start < most || is_deep(s) ? start : most > 0 ? most : 0);
     }
+    if (s->sums == SUM_CODES_AMX) s->run = (int32_t)round_up(s->run, 16); /* units of a tile; weights behind are 0 */
     for (int64_t r = 0; r < s->rows; r++) {
         const int64_t i = shape->in_a_row ? r : r / op->kw, j = shape->in_a_row ? 0 : r % op->kw;
         s->row_at[r] = (int32_t)(i * op->dh * shape->in->row + j * op->dw * shape->in->pixel);
@@ -459,8 +463,9 @@ static void pack_conv(Plan *plan, Step *s) {
     if (op->kind == CONV_CODES) subtract_zero(plan, s, &shape);
     if (op->kind == CONV_BITS) start_bits(plan, s, &shape);
     s->in_at = pixels_of(plan, s, op->in, op->sh, op->sw, op->top, op->left);
+    s->pixel_step = op->sw * shape.in->pixel;
     /* Where weights outweigh values, threads share the channels, and each reads its weights alone. */
-    s->by_channels = s->block_bytes * s->blocks > shape.in->bytes && s->blocks > 1;
+    s->by_channels = s->block_bytes * s->blocks > shape.in->bytes && s->blocks > 2;
 }
 
 /* See `Bilinear` in Python. */
@@ -516,15 +521,16 @@ static double nanoseconds(const Plan *plan, const Step *s) {
     const double slow = plan->isa == AVX512 ? 1 : plan->isa == PORTABLE ? 20 : 2, out = (double)s->pixels * op->cout;
     if (op->kind == MEAN) return out * plan->places[op->in].bytes / plan->places[op->in].pixel / rate[MEAN] * slow;
     if (op->kind == INPUT || op->kind == OUTPUT) return out / rate[op->kind];
-    return (out / 20 + out * op->kh * op->kw * (is_conv(op) ? s->cin : 1) / rate[op->kind]) * slow;
+    const double fast = s->sums == SUM_CODES_AMX ? 4 : 1;
+    return (out / 8 + out * op->kh * op->kw * (is_conv(op) ? s->cin : 1) / rate[op->kind] / fast) * slow;
 }
 
 static int32_t parts_of(const Plan *plan, const Step *s) {
-    const double wanted = nanoseconds(plan, s) / 1000;
+    const double wanted = nanoseconds(plan, s) / 1500;
     const int64_t most = s->by_channels        ? s->blocks
                          : s->op->kind == MEAN ? s->cpad / LANES
                                                : (s->pixels + STRIP - 1) / STRIP;
-    const int64_t parts = wanted > 64 ? 64 : (int64_t)wanted;
+    const int64_t parts = wanted > 64 ? 64 : (int64_t)wanted & ~1; /* two threads have half each */
     return (int32_t)(parts < 1 ? 1 : parts < most ? parts : most);
 }
 

@@ -14,7 +14,7 @@ enum { LANES = 16, GROUP = 4, SLACK = 256, STRIP = 8 };
  * lane.
  * SPREAD: floats of channels that lie anywhere, one for each lane; DEEP: the same where they follow each other. */
 enum { SUM_BITS, SUM_MASKED, SUM_NIBBLES, SUM_CODES, SUM_CODES_4, SUM_CODES_SMALL, SUM_CODES_WIDE, SUM_CODES_DOT };
-enum { SUM_CODES_DEEP = SUM_CODES_DOT + 1, SUM_FLOATS, SUM_SPREAD, SUM_DEEP, SUMS };
+enum { SUM_CODES_DEEP = SUM_CODES_DOT + 1, SUM_CODES_AMX, SUM_FLOATS, SUM_SPREAD, SUM_DEEP, SUMS };
 
 /* Where a value lies in an arena, as (H, W, C) with a border that holds `fill`. */
 typedef struct {
@@ -35,6 +35,7 @@ typedef struct {
     int32_t cpad;                            /* channels in whole vectors */
     int32_t sums, nv, blocks;                /* a block is nv vectors of 16 channels */
     int32_t rows, run;                       /* taps: `run` units that follow each other in each of `rows` */
+    int64_t pixel_step;                      /* CODES_AMX: bytes from a pixel of the input to the next */
     int32_t parts;                           /* that threads may take of an image */
     int32_t by_channels;                     /* parts are blocks, else tiles of pixels */
     int64_t block_bytes;                     /* of weights */
@@ -78,7 +79,7 @@ struct Plan {
     Place *places;
     Step *steps;
     int late; /* the first op that runs on a whole group of images */
-    int isa, has_dot; /* has_dot: AVX-VNNI beside AVX2, dot products beside NEON */
+    int isa, has_dot, has_amx; /* has_dot: AVX-VNNI beside AVX2, dot products beside NEON */
     Part part;
     int64_t arena_bytes, packed_bytes;
     int32_t *output_of; /* the number of each OUTPUT op */

@@ -1,6 +1,7 @@
 /* The thread that has the pool publishes a round of pieces; it and the workers take them from a counter. The counter
  * holds the number of the round, too: who takes a piece knows that the round is still the one whose job it has read,
- * and the round cannot end before that piece is done. So the publisher waits for pieces alone, and a worker whose core
+ * and the round cannot end before that piece is done. Workers take the pieces of the end, so that a thread has about
+ * the same part of an image in one op after the other, which is in its cache. So the publisher waits for pieces alone, and a worker whose core
  * was taken away between two pieces holds nobody up. */
 #define _GNU_SOURCE
 #include "plan_threads.h"
@@ -18,7 +19,10 @@ enum { WORKER_SPINS = 200, YIELDS = 200, WAIT_SPINS = 2000 };
 /* Nanoseconds until workers are woken again, and of a wait that is too long; then calls work alone ALONE times it.
  * After LONELY calls in which no worker helped they do so for LATE nanoseconds, as workers get no core then. */
 enum { SOON = 1000000, LATE = 8 * SOON, STALL = 200000, ALONE = 20, LONELY = 8 };
-#define CLOSED UINT32_MAX /* the next piece while a round is being written */
+#define CLOSED UINT32_MAX /* pieces taken while a round is being written */
+enum { MOST_OF_END = 255 };
+#define ONE_OF_END ((uint64_t)1 << 32)
+#define ONE_ROUND ((uint64_t)1 << 40)
 
 typedef void (*Job)(void *, int);
 
@@ -33,7 +37,7 @@ static struct {
     _Atomic(Job) job;             /* of the round */
     _Atomic(void *) given;
     atomic_int pieces, helpers;   /* helpers: workers below this number may help */
-    atomic_uint_fast64_t counter; /* round << 32 | next piece */
+    atomic_uint_fast64_t counter; /* round << 40 | pieces taken of the end << 32 | of the start */
     atomic_int finished;          /* pieces of the round */
     atomic_int has_helped;        /* whether a worker has taken a piece in this call */
     atomic_int sleeping, waiting; /* whether a worker sleeps that was not woken; whether the publisher does */
@@ -74,15 +78,16 @@ static void prepare_pool(void) {
 static uint64_t take_pieces(int helper) {
     uint64_t seen = atomic_load(&pool.counter);
     for (;;) {
-        const uint32_t piece = (uint32_t)seen;
+        const uint32_t of_start = (uint32_t)seen, of_end = (uint32_t)(seen / ONE_OF_END) & MOST_OF_END;
         const Job job = atomic_load_explicit(&pool.job, memory_order_relaxed);
         void *given = atomic_load_explicit(&pool.given, memory_order_relaxed);
         const int pieces = atomic_load_explicit(&pool.pieces, memory_order_relaxed);
-        if (piece >= (uint32_t)pieces || helper >= atomic_load_explicit(&pool.helpers, memory_order_relaxed))
+        if (of_start >= (uint32_t)pieces - of_end || helper >= atomic_load_explicit(&pool.helpers, memory_order_relaxed))
             return seen;
-        if (!atomic_compare_exchange_weak(&pool.counter, &seen, seen + 1)) continue;
+        const int at_end = helper >= 0 && pieces <= MOST_OF_END;
+        if (!atomic_compare_exchange_weak(&pool.counter, &seen, seen + (at_end ? ONE_OF_END : 1))) continue;
         if (helper >= 0) atomic_store_explicit(&pool.has_helped, 1, memory_order_relaxed);
-        job(given, (int)piece);
+        job(given, (int)(at_end ? (uint32_t)pieces - 1 - of_end : of_start));
         if (atomic_fetch_add(&pool.finished, 1) + 1 == pieces && atomic_load(&pool.waiting)) {
             pthread_mutex_lock(&pool.sleep);
             pthread_cond_signal(&pool.done);
@@ -192,15 +197,15 @@ void pool_share(Job job, void *given, int pieces, int are_short) {
         for (int piece = 0; piece < pieces; piece++) job(given, piece);
         return;
     }
-    const uint64_t round = (atomic_load(&pool.counter) >> 32) + 1;
+    const uint64_t round = atomic_load(&pool.counter) / ONE_ROUND + 1;
     /* From here on nobody who has read the last round's counter can take a piece. */
-    atomic_store(&pool.counter, round << 32 | CLOSED);
+    atomic_store(&pool.counter, round * ONE_ROUND | CLOSED);
     atomic_store_explicit(&pool.job, job, memory_order_relaxed);
     atomic_store_explicit(&pool.given, given, memory_order_relaxed);
     atomic_store_explicit(&pool.helpers, pool.wanted, memory_order_relaxed);
     atomic_store(&pool.finished, 0);
     atomic_store_explicit(&pool.pieces, pieces, memory_order_relaxed);
-    atomic_store(&pool.counter, (round + 1) << 32);
+    atomic_store(&pool.counter, (round + 1) * ONE_ROUND);
     if (atomic_load(&pool.sleeping)) wake_workers();
     take_pieces(-1);
     wait_for(pieces, are_short);
