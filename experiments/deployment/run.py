@@ -4,7 +4,7 @@
 
 TREE holds CIFAR-10's images, ``test/<class>/*``; RUNS the folders of runs (README.md has the commands). A network
 without one is initialized, and sees training images for its batch norms. Rows that the files have already are kept.
-Without AVX-512, the files are those of the best set of instructions: `latency_avx2.csv`.
+With AMX, and without AVX-512, the files are others: `latency_amx.csv`, `latency_avx2.csv`.
 """
 
 import statistics
@@ -29,7 +29,8 @@ from qconv.onnx import OnnxModel
 from qconv.training.finished import FinishedRun
 
 HERE = Path(__file__).parent
-SET = native.instruction_sets()[-1]
+CPUINFO = Path("/proc/cpuinfo")
+SET = "amx" if CPUINFO.exists() and "amx_int8" in CPUINFO.read_text() else native.instruction_sets()[-1]
 END = "" if SET == "avx512" else f"_{SET}"  # of the files: each set of instructions has its own
 LATENCY, AGREEMENT = HERE / f"latency{END}.csv", HERE / f"agreement{END}.csv"
 METHODS: dict[str, schemes.Scheme | None] = {

@@ -15,7 +15,7 @@
 
 enum { MOST_THREADS = 64 };
 /* Rounds of waiting before a worker yields its core, before it sleeps, and before the publisher sleeps. */
-enum { WORKER_SPINS = 200, YIELDS = 200, WAIT_SPINS = 2000 };
+enum { WORKER_SPINS = 200, YIELDS = 5000, WAIT_SPINS = 2000 };
 /* Nanoseconds until workers are woken again, and of a wait that is too long; then calls work alone ALONE times it.
  * After LONELY calls in which no worker helped they do so for LATE nanoseconds, as workers get no core then. */
 enum { SOON = 1000000, LATE = 8 * SOON, STALL = 200000, ALONE = 20, LONELY = 8 };
