@@ -32,6 +32,7 @@ from qconv.program.library import Library
 from qconv.program.operations import Program, Window
 from qconv.program.plan import Plan, form_of, program_bytes
 from qconv.program.planned import run_operation
+from qconv.program.read import read_program
 
 resnet = partial(ResNet, 3, 10, widths=(16, 64), blocks=(1, 1), downsample="A")
 BINARY: dict[str, Any] = {"shortcut": "per_conv", "activation": nn.Hardtanh}
@@ -343,6 +344,28 @@ def test_sums_of_bits(isa: str) -> None:
         program.ranks = (4,)
         x = torch.cat([torch.full((1, channels, 7, 5), -1.0), torch.randn(2, channels, 7, 5)])
         assert torch.equal(plan_of(program, (7, 5), isa)(x, threads=1)[0], program.run(x))
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("levels", [1, 2, 3, 22, 200, 1000])
+def test_float_weights_of_few_levels_are_small_in_a_file(levels: int, isa: str) -> None:
+    """Each filter has levels of its own; -0 and NaN are some, too."""
+    for channels, outputs, groups in ((24, 20, 1), (6, 9, 3), (40, 40, 40)):
+        program, shape = Program(channels), (outputs, channels // groups, 5, 5)
+        choices = torch.randn(outputs, levels)
+        choices[-1, : min(levels, 3)] = torch.tensor([-0.0, torch.nan, 0.0])[: min(levels, 3)]
+        weight = choices.gather(1, torch.randint(levels, (outputs, shape[1] * 25))).view(shape)
+        fields: dict[str, Any] = {"weight": weight, "window": Window((5, 5), padding=(2, 2, 2, 2)), "groups": groups}
+        program.outputs = (program.add(ops.ConvFloats(inputs=(0,), channels=outputs, **fields)),)
+        program.ranks = (4,)
+        content, x = program_bytes(program, guard=False), torch.randn(2, channels, 6, 7)
+        read = read_program(content)[0].operations[1]
+        assert isinstance(read, ops.ConvFloats)
+        assert torch.equal(read.weight.view(torch.int32), weight.view(torch.int32))
+        if channels == 24:
+            assert (len(content) < 0.8 * 4 * weight.numel()) == (levels < 1000)
+        found, wanted = plan_of(program, (6, 7), isa)(x, threads=1)[0], program.run(x)
+        assert torch.equal(found.nan_to_num(7), wanted.nan_to_num(7))
 
 
 @pytest.mark.parametrize("isa", instruction_sets())

@@ -169,7 +169,8 @@ class _Writer:
         """Put a weight as (C_out, kh, kw, C / groups); return its bits, and its place."""
         weight = conv.weight.permute(0, 2, 3, 1).contiguous()
         if isinstance(conv, ops.ConvFloats):
-            return 32, self._put(weight)
+            few = _few_levels(weight.flatten(1))
+            return (32, self._put(weight)) if few is None else (few[0], self._put(*few[1:]))
         if isinstance(conv, ops.ConvBits):
             channels = weight.shape[-1]
             width = 16 if channels <= 16 else -(-channels // 32) * 32
@@ -219,6 +220,25 @@ class _Writer:
         value = self._value(number, _CODES, self.zeros.get(number, quantize.zero))
         record = {"code": value, "form": form, "low": low, "high": high, "code_zero": quantize.zero}
         return record | {"number": factor, "table": table}
+
+
+def _few_levels(filters: Tensor) -> tuple[int, Tensor, Tensor] | None:
+    """Return the bits of a weight, all weights as packed numbers of levels, and each filter's levels.
+
+    None where floats are smaller, as in most layers whose weights are not quantized.
+    """
+    bits_of_floats = filters.detach().view(torch.int32)  # 0 and -0 are two levels
+    if len(bits_of_floats[0].unique()) > 256:
+        return None
+    ordered, order = bits_of_floats.sort(1)
+    rank = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(1)
+    bits = max(int(rank.max()).bit_length(), 1)
+    if bits > 8 or filters.shape[1] * (32 - bits) <= 32 << bits:
+        return None
+    number = torch.empty_like(rank, dtype=torch.uint8).scatter_(1, order, rank.byte())
+    digits = (number[..., None] >> torch.arange(bits, dtype=torch.uint8) & 1).flatten(1)
+    levels = ordered.new_zeros(len(filters), 1 << bits).scatter_(1, rank, ordered)
+    return bits, _packed(F.pad(digits, (0, -digits.shape[1] % 8)), 1), levels
 
 
 def _packed(parts: Tensor, bits: int) -> Tensor:

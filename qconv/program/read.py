@@ -126,7 +126,13 @@ class _Reader:
         """Return a weight (C_out, C / groups, kh, kw)."""
         (place,), (bits,), (filters, *kernel, inputs) = record["weight"], record["weight_bits"], shape
         count = torch.Size(shape).numel()
-        if source is ops.ConvFloats:
+        if source is ops.ConvFloats and bits < 32:
+            each = count // filters
+            packed = self._tensor(place, torch.uint8, filters * -(-each * bits // 8))
+            digits = _unpacked(packed, 1).view(filters, -1)[:, : each * bits].unflatten(1, (each, bits))
+            levels = self._floats(place + len(packed), filters << bits).view(filters, -1)
+            weight = levels.gather(1, (digits.short() << torch.arange(bits).short()).sum(-1))
+        elif source is ops.ConvFloats:
             weight = self._floats(place, count)
         elif source is ops.ConvBits:
             width = 16 if inputs <= 16 else -(-inputs // 32) * 32

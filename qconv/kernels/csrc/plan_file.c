@@ -46,13 +46,10 @@ static int floats_in_blob(const Check *check, const char *name, int64_t at, int6
 
 int64_t filter_bytes(const Op *op, int64_t cin) {
     const int64_t taps = (int64_t)op->kh * op->kw;
-    switch (op->weight_bits) {
-    case 1: return taps * bits_pixel(cin);
-    case 4: return (taps * cin + 1) / 2;
-    case 8: return taps * cin;
-    default: return taps * cin * 4;
-    }
+    return op->kind == CONV_BITS ? taps * bits_pixel(cin) : (taps * cin * op->weight_bits + 7) / 8;
 }
+
+int64_t levels_bytes(const Op *op) { return op->kind == CONV_FLOATS && op->weight_bits < 32 ? 4 << op->weight_bits : 0; }
 
 int filter_code(const Op *op, const char *filter, int64_t index) {
     if (op->weight_bits == 8) return ((const int8_t *)filter)[index];
@@ -147,11 +144,12 @@ static int check_conv(const Check *check, const Op *op) {
     if (op->groups < 1 || in->channels % op->groups || op->cout % op->groups)
         return fail(check, "groups (=%d) must divide %d and %d channels", op->groups, in->channels, op->cout);
     const int bits = op->weight_bits;
-    if (op->kind == CONV_BITS ? bits != 1 : op->kind == CONV_FLOATS ? bits != 32 : bits != 4 && bits != 8)
+    if (op->kind == CONV_BITS ? bits != 1 : op->kind == CONV_FLOATS ? bits != 32 && (bits < 1 || bits > 8)
+                                                          : bits != 4 && bits != 8)
         return fail(check, "weight_bits (=%d) does not fit to the kind of convolution (=%d)", bits, op->kind);
     const int64_t cin = in->channels / op->groups, count = (int64_t)op->kh * op->kw * cin;
     if (count > INT32_MAX / 16) return fail(check, "a filter of %lld weights is too large", (long long)count);
-    if (!in_blob(check, "weight", op->weight, op->cout * filter_bytes(op, cin))) return 0;
+    if (!in_blob(check, "weight", op->weight, op->cout * (filter_bytes(op, cin) + levels_bytes(op)))) return 0;
     if (op->kind == CONV_BITS) return within(check, "pad_value", op->pad_value, -1, 1);
     if (op->kind == CONV_FLOATS) return 1;
     const int pads = op->top || op->left || op->bottom || op->right;

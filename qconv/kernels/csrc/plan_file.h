@@ -58,3 +58,5 @@ static inline int64_t bits_pixel(int64_t channels) { return channels <= 16 ? 2 :
 int64_t filter_bytes(const Op *op, int64_t cin);
 /* A weight of 4 or 8 bits: `index` in its filter. */
 int filter_code(const Op *op, const char *filter, int64_t index);
+/* Bytes of the levels of a CONV_FLOATS whose weights are numbers of levels, of 1 to 8 bits; they follow the filters. */
+int64_t levels_bytes(const Op *op);

@@ -73,7 +73,8 @@ static int late_op(const Program *program) {
         const Size size = program->op_size[i];
         if (!is_conv(op) || (int64_t)size.h * size.w > 64) continue;
         const int64_t cin = program->values[op->in].channels / op->groups;
-        if (filter_bytes(op, cin) * op->cout >= 1 << 17) return i;
+        const int64_t filter = op->kind == CONV_FLOATS ? 4 * cin * op->kh * op->kw : filter_bytes(op, cin);
+        if (filter * op->cout >= 1 << 17) return i;
     }
     return program->head.ops;
 }

@@ -247,21 +247,38 @@ static Differing *differing_bits(Plan *plan) {
     return plan->differing;
 }
 
+/* The filter of an output channel; floats of few levels are looked up. */
+static const char *filter_at(const Plan *plan, const Step *s, const Shape *shape, int64_t o, float *floats) {
+    const Op *op = s->op;
+    const char *filters = plan->program.blob + op->weight, *filter = filters + o * shape->filter;
+    if (levels_bytes(op) == 0) return filter;
+    const char *levels = filters + op->cout * shape->filter + o * levels_bytes(op);
+    const int64_t count = (int64_t)op->kh * op->kw * s->cin;
+    for (int64_t i = 0, at = 0; i < count; i++, at += op->weight_bits) {
+        const uint8_t *two = (const uint8_t *)filter + at / 8; /* bytes; behind the last one are levels */
+        const int level = (two[0] | two[1] << 8) >> at % 8 & ((1 << op->weight_bits) - 1);
+        memcpy(floats + i, levels + 4 * level, 4);
+    }
+    return (const char *)floats;
+}
+
 static void pack_weight(Plan *plan, Step *s, const Shape *shape) {
     const Op *op = s->op;
     const int64_t pixel = shape->in->pixel; /* in channels of a row, gaps included */
     const int64_t next = op->kind == CONV_BITS ? 8 * pixel : op->kind == CONV_CODES ? pixel : pixel / 4;
     s->block_bytes = (int64_t)s->rows * s->run * step_bytes(s);
     s->weight = plan_keep(plan, s->block_bytes * s->blocks);
-    if (s->weight == NULL) return;
-    for (int64_t o = 0; o < op->cout; o++) {
+    float *floats = malloc(4 * (size_t)op->kh * (size_t)op->kw * (size_t)s->cin);
+    plan->failed |= floats == NULL;
+    for (int64_t o = 0; o < op->cout && !plan->failed; o++) {
         const Filter f = filter_of(s, shape, o);
-        const char *filter = plan->program.blob + op->weight + o * shape->filter;
+        const char *filter = filter_at(plan, s, shape, o, floats);
         for (int64_t tap = 0; tap < (int64_t)op->kh * op->kw; tap++) {
             const int64_t row = shape->in_a_row ? tap / op->kw : tap, j = shape->in_a_row ? tap % op->kw : 0;
             put_tap(s, &f, filter, tap, row, f.first + j * next);
         }
     }
+    free(floats);
     if (s->sums == SUM_NIBBLES) s->differing = differing_bits(plan);
     if (s->sums != SUM_SPREAD) return;
     s->spread = plan_keep(plan, 4 * (int64_t)s->cpad);
