@@ -371,18 +371,26 @@ def test_float_weights_of_few_levels_are_small_in_a_file(levels: int, isa: str) 
 @pytest.mark.parametrize("isa", instruction_sets())
 @pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((3, 2), (1, 2)), ((2, 1), (1, 3))], ids=str)
 def test_sums_of_codes(stride: Any, dilation: Any, isa: str) -> None:
-    """Of images with rows of few and of many pixels, which tiles of AMX cut in many ways, and of 1 to 3 groups."""
+    """Of images with rows of few and of many pixels, which tiles of AMX cut in many ways, and of 1 to 3 groups.
+
+    Weights of 1 to 8 bits are as many in a file.
+    """
     shapes = (5, 3, 4), (9, 8, 7), (7, 17, 16), (11, 31, 33), (6, 70, 5)
-    for (height, width, outputs), groups in product(shapes, (1, 2, 3)):
+    for number, ((height, width, outputs), groups) in enumerate(product(shapes, (1, 2, 3))):
         program, levels = Program(20 * groups), torch.arange(256, dtype=torch.uint8)
         fields: dict[str, Any] = {"edges": levels[1:] - 0.5, "codes": levels, "zero": 3, "step": 1.0}
         place = program.add(ops.Quantize(inputs=(0,), channels=20 * groups, **fields))
-        weight = torch.randint(-128, 128, (outputs * groups, 20, 3, 3), dtype=torch.int8)
+        half = 1 << number % 8
+        weight = torch.randint(-half, half, (outputs * groups, 20, 3, 3), dtype=torch.int8)
+        weight[0, 0, 0] = torch.tensor([-half, half - 1, 0])
         fields = {"weight": weight, "window": Window((3, 3), stride, (3, 1, 2, 3), dilation), "groups": groups}
         program.outputs = (program.add(ops.ConvCodes(inputs=(place,), channels=len(weight), zero=3, **fields)),)
         program.ranks = (4,)
         x = 256 * torch.rand(3, 20 * groups, height, width)
         plan, wanted = plan_of(program, (height, width), isa), program.run(x)
+        content = program_bytes(program, guard=False)
+        assert len(content) < 3000 + len(weight) * (184 * (number % 8 + 1) // 8)  # 180 weights, and the codes' table
+        assert torch.equal(read_program(content)[0].run(x), wanted)
         assert torch.equal(plan(x, threads=1)[0], wanted)
         assert torch.equal(torch.cat([plan(image[None], threads=2)[0] for image in x]), wanted)
 

@@ -177,10 +177,9 @@ class _Writer:
             return 1, self._put(_packed(F.pad(weight < 0, (0, width - channels)), 1))
         if weight.min() < -128 or weight.max() > 127:
             raise NotFused(f"'{conv.origin}': its weights have more than 8 bits")
-        if weight.min() < -8 or weight.max() > 7:
-            return 8, self._put(weight.to(torch.int8))
-        halves = weight.to(torch.int8).flatten(1).view(torch.uint8) & 15
-        return 4, self._put(_packed(F.pad(halves, (0, halves.shape[1] % 2)), 4))
+        bits = 1 + max(int(weight.max()), -1 - int(weight.min()), 0).bit_length()
+        numbers = weight.to(torch.int8).flatten(1).view(torch.uint8) & ((1 << bits) - 1)
+        return bits, self._put(_packed_rows(numbers, bits))
 
     def _stages(self, kernel: Kernel) -> dict[str, Any]:
         """Return what is done to the numbers."""
@@ -236,9 +235,15 @@ def _few_levels(filters: Tensor) -> tuple[int, Tensor, Tensor] | None:
     if bits > 8 or filters.shape[1] * (32 - bits) <= 32 << bits:
         return None
     number = torch.empty_like(rank, dtype=torch.uint8).scatter_(1, order, rank.byte())
-    digits = (number[..., None] >> torch.arange(bits, dtype=torch.uint8) & 1).flatten(1)
     levels = ordered.new_zeros(len(filters), 1 << bits).scatter_(1, rank, ordered)
-    return bits, _packed(F.pad(digits, (0, -digits.shape[1] % 8)), 1), levels
+    return bits, _packed_rows(number, bits), levels
+
+
+def _packed_rows(numbers: Tensor, bits: int) -> Tensor:
+    """Pack rows of numbers of 1 to 8 bits, uint8; each row begins with a byte of its own."""
+    if 8 % bits:
+        numbers, bits = (numbers[..., None] >> torch.arange(bits, dtype=torch.uint8) & 1).flatten(1), 1
+    return _packed(F.pad(numbers, (0, -numbers.shape[1] % (8 // bits))), bits)
 
 
 def _packed(parts: Tensor, bits: int) -> Tensor:

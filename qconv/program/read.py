@@ -126,25 +126,29 @@ class _Reader:
         """Return a weight (C_out, C / groups, kh, kw)."""
         (place,), (bits,), (filters, *kernel, inputs) = record["weight"], record["weight_bits"], shape
         count = torch.Size(shape).numel()
-        if source is ops.ConvFloats and bits < 32:
-            each = count // filters
-            packed = self._tensor(place, torch.uint8, filters * -(-each * bits // 8))
-            digits = _unpacked(packed, 1).view(filters, -1)[:, : each * bits].unflatten(1, (each, bits))
-            levels = self._floats(place + len(packed), filters << bits).view(filters, -1)
-            weight = levels.gather(1, (digits.short() << torch.arange(bits).short()).sum(-1))
-        elif source is ops.ConvFloats:
+        if bits == 32:
             weight = self._floats(place, count)
         elif source is ops.ConvBits:
             width = 16 if inputs <= 16 else -(-inputs // 32) * 32
             packed = self._tensor(place, torch.uint8, count // inputs * width // 8)
             weight = 1 - 2 * _unpacked(packed, 1).view(-1, width)[:, :inputs]
-        elif bits == 8:
-            weight = self._tensor(place, torch.int8, count)
         else:
-            each = count // filters
-            halves = _unpacked(self._tensor(place, torch.uint8, filters * -(-each // 2)), 4).view(filters, -1)
-            weight = ((halves[:, :each] ^ 8) - 8).to(torch.int8)
+            numbers = self._numbers(place, filters, count // filters, bits)
+            if source is ops.ConvFloats:
+                levels = self._floats(place + filters * -(-numbers.shape[1] * bits // 8), filters << bits)
+                weight = levels.view(filters, -1).gather(1, numbers)
+            else:
+                half = 1 << bits - 1
+                weight = ((numbers ^ half) - half).to(torch.int8)
         return weight.reshape(filters, *kernel, inputs).permute(0, 3, 1, 2).contiguous()
+
+    def _numbers(self, place: int, filters: int, count: int, bits: int) -> Tensor:
+        """Return the numbers of filters, (C_out, count)."""
+        packed = self._tensor(place, torch.uint8, filters * -(-count * bits // 8))
+        if bits == 8:
+            return packed.long().view(filters, count)
+        digits = _unpacked(packed, 1).view(filters, -1)[:, : count * bits].unflatten(1, (count, bits))
+        return (digits.short() << torch.arange(bits).short()).sum(-1)
 
     def _with_residual(self, channels: int, at: int, record: dict[str, Any]) -> int:
         (value,), (stride,), (first,) = (record[name] for name in ("residual", "residual_stride", "residual_first"))

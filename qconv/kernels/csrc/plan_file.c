@@ -51,12 +51,6 @@ int64_t filter_bytes(const Op *op, int64_t cin) {
 
 int64_t levels_bytes(const Op *op) { return op->kind == CONV_FLOATS && op->weight_bits < 32 ? 4 << op->weight_bits : 0; }
 
-int filter_code(const Op *op, const char *filter, int64_t index) {
-    if (op->weight_bits == 8) return ((const int8_t *)filter)[index];
-    const int half = ((const uint8_t *)filter)[index / 2] >> (index % 2 * 4) & 15;
-    return half < 8 ? half : half - 16;
-}
-
 /* ---- values that an op reads and writes ---- */
 static int reads(const Check *check, const char *name, int32_t value, int type) {
     const Program *program = check->program;
@@ -144,8 +138,8 @@ static int check_conv(const Check *check, const Op *op) {
     if (op->groups < 1 || in->channels % op->groups || op->cout % op->groups)
         return fail(check, "groups (=%d) must divide %d and %d channels", op->groups, in->channels, op->cout);
     const int bits = op->weight_bits;
-    if (op->kind == CONV_BITS ? bits != 1 : op->kind == CONV_FLOATS ? bits != 32 && (bits < 1 || bits > 8)
-                                                          : bits != 4 && bits != 8)
+    const int are_few = bits >= 1 && bits <= 8;
+    if (op->kind == CONV_BITS ? bits != 1 : op->kind == CONV_FLOATS ? bits != 32 && !are_few : !are_few)
         return fail(check, "weight_bits (=%d) does not fit to the kind of convolution (=%d)", bits, op->kind);
     const int64_t cin = in->channels / op->groups, count = (int64_t)op->kh * op->kw * cin;
     if (count > INT32_MAX / 16) return fail(check, "a filter of %lld weights is too large", (long long)count);

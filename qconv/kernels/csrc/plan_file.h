@@ -56,7 +56,17 @@ static inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to
 static inline int64_t bits_pixel(int64_t channels) { return channels <= 16 ? 2 : round_up(channels, 32) / 8; }
 /* Bytes of a row (kh, kw, cin) of weights' filter. */
 int64_t filter_bytes(const Op *op, int64_t cin);
-/* A weight of 4 or 8 bits: `index` in its filter. */
-int filter_code(const Op *op, const char *filter, int64_t index);
-/* Bytes of the levels of a CONV_FLOATS whose weights are numbers of levels, of 1 to 8 bits; they follow the filters. */
+/* A weight of 1 to 8 bits: `index` in its filter; the first one lies in the lowest bits. */
+static inline int filter_number(const Op *op, const char *filter, int64_t index) {
+    const int bits = op->weight_bits, start = (int)(index * bits & 7);
+    const uint8_t *bytes = (const uint8_t *)filter + (index * bits >> 3);
+    const int two = bytes[0] | (start + bits > 8 ? bytes[1] << 8 : 0);
+    return two >> start & ((1 << bits) - 1);
+}
+/* The same with a sign, in two's complement. */
+static inline int filter_code(const Op *op, const char *filter, int64_t index) {
+    const int number = filter_number(op, filter, index), half = 1 << (op->weight_bits - 1);
+    return (number ^ half) - half;
+}
+/* Bytes of the levels of each filter of a CONV_FLOATS, whose weights are numbers of these; they follow the filters. */
 int64_t levels_bytes(const Op *op);

@@ -254,11 +254,7 @@ static const char *filter_at(const Plan *plan, const Step *s, const Shape *shape
     if (levels_bytes(op) == 0) return filter;
     const char *levels = filters + op->cout * shape->filter + o * levels_bytes(op);
     const int64_t count = (int64_t)op->kh * op->kw * s->cin;
-    for (int64_t i = 0, at = 0; i < count; i++, at += op->weight_bits) {
-        const uint8_t *two = (const uint8_t *)filter + at / 8; /* bytes; behind the last one are levels */
-        const int level = (two[0] | two[1] << 8) >> at % 8 & ((1 << op->weight_bits) - 1);
-        memcpy(floats + i, levels + 4 * level, 4);
-    }
+    for (int64_t i = 0; i < count; i++) memcpy(floats + i, levels + 4 * filter_number(op, filter, i), 4);
     return (const char *)floats;
 }
 
