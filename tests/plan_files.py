@@ -85,7 +85,8 @@ def sound(seed: int = 0) -> File:
     image = file.value(F32, 3)
     file.op(INPUT, cout=3, out_f32=image)
     floats, signs, codes = file.value(F32, 20), file.value(BITS, 20), file.value(U8, 20, 8)
-    stem = {"cout": 20, **THREE, "weight_bits": 32, "weight": file.floats(*(draw.gauss(0, 1) for _ in range(540)))}
+    levels = struct.pack("<160f", *(draw.gauss(0, 1) for _ in range(160)))  # 8 for each filter
+    stem = {"cout": 20, **THREE, "weight_bits": 3, "weight": file.put(draw.randbytes(20 * 11) + levels)}
     stem |= {"scale": file.floats(*[0.5] * 20), "bias": file.floats(*[0.1] * 20), "rprelu": file.floats(*[0.2] * 60)}
     coded = {"codes": 1, "code0": codes, "low0": -8, "high0": 7, "zero0": 8}
     file.op(CONV_FLOATS, input=image, out_f32=floats, out_bits=signs, edges=file.floats(*[0.0] * 20), **stem, **coded)
@@ -95,10 +96,10 @@ def sound(seed: int = 0) -> File:
     file.op(CONV_BITS, input=signs, cout=20, residual=floats, out_f32=summed, clamp_low=-1, clamp_high=1, **binary)
     table = file.put(struct.pack("<i3f4B", 3, -0.5, 0.0, 0.5, 7, 9, 200, 0))
     looked_up, next_to = file.value(U8, 33), file.value(U8, 33)
-    halves = {**THREE, "zero": 8, "weight_bits": 4, "weight": file.put(draw.randbytes(33 * 90))}
+    few_bits = {**THREE, "zero": 8, "weight_bits": 5, "weight": file.put(draw.randbytes(33 * 113))}
     two = {"codes": 2, "code0": looked_up, "form0": 2, "table0": table, "code1": next_to, "form1": 1}
     two |= {"high0": 200, "high1": 255}
-    file.op(CONV_CODES, input=codes, cout=33, **halves, **two)
+    file.op(CONV_CODES, input=codes, cout=33, **few_bits, **two)
     wide = file.value(F32, 33)
     depthwise = {**THREE, "bottom": 0, "groups": 33, "weight_bits": 8, "weight": file.put(draw.randbytes(33 * 9))}
     file.op(CONV_CODES, input=next_to, cout=33, out_f32=wide, **depthwise)

@@ -82,7 +82,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "bits of a weight": (changed(STEM, weight_bits=9), r"weight_bits \(=9\) does not fit"),
     "levels of a weight": (changed(STEM, weight_bits=8), r"weight, \d+ bytes at \d+, must lie"),
-    "weight": (changed(STEM, weight=1 << 40), r"op 1: weight, 2160 bytes at 1099511627776, must lie in"),
+    "weight": (changed(STEM, weight=1 << 40), r"op 1: weight, 860 bytes at 1099511627776, must lie in"),
     "odd place": (changed(STEM, weight=4), "must lie in .* at a multiple of 64"),
     "no bias": (changed(STEM, bias=-1), "scale and bias must both be there, or none"),
     "no edges": (changed(STEM, edges=-1), "edges, 80 bytes at -1"),
