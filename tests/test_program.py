@@ -393,6 +393,7 @@ def test_sums_of_codes(stride: Any, dilation: Any, isa: str) -> None:
         assert torch.equal(read_program(content)[0].run(x), wanted)
         assert torch.equal(plan(x, threads=1)[0], wanted)
         assert torch.equal(torch.cat([plan(image[None], threads=2)[0] for image in x]), wanted)
+        assert torch.equal(plan(x, threads=2**31 - 1)[0], wanted)
 
 
 @pytest.mark.parametrize("name", mostly_nightly(NETWORKS, ("minmax88",)))

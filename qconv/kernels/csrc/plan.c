@@ -13,10 +13,6 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -45,18 +41,6 @@ static const Part kernels[] = {[PORTABLE] = portable_part};
 static int has_dot(int isa) { return 0 * isa; }
 #endif
 
-/* Whether there are tiles, which Linux lends to who asks. */
-static int has_amx(int isa) {
-#if defined(__x86_64__) && defined(__linux__) && __has_include(<amxint8intrin.h>)
-    enum { ASK = 0x1023, TILES = 18 };
-    unsigned a, b, c, d;
-    return isa == AVX512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d >> 24 & d >> 25 & 1 &&
-           !syscall(SYS_arch_prctl, ASK, TILES);
-#else
-    return 0 * isa;
-#endif
-}
-
 /* The kernels for `isa`; returns 0 if this machine does not have it. */
 static int choose_kernels(Plan *plan, int isa) {
     const int64_t sets = instruction_sets();
@@ -66,7 +50,6 @@ static int choose_kernels(Plan *plan, int isa) {
     if (isa == AVX512 && !has_dot(isa)) isa = AVX2;
     plan->isa = isa;
     plan->has_dot = has_dot(isa);
-    plan->has_amx = has_amx(isa);
     plan->part = kernels[isa];
     return 1;
 }
@@ -235,9 +218,8 @@ int plan_run(Plan *plan, const float *const *inputs, const int64_t (*strides)[4]
              float *const *outputs, const int64_t (*to_strides)[4]) {
     Batch batch = {plan, inputs, strides, outputs, to_strides, n, 1, 0};
     if (n < 1) return 0;
-    const int has_pool = pool_take(threads);
-    if (!has_pool) threads = 1;
+    threads = pool_take(threads);
     const int failed = n < 2 || n < threads ? run_images(&batch, threads) : run_groups(&batch, threads);
-    if (has_pool) pool_leave();
+    if (threads > 1) pool_leave();
     return failed;
 }

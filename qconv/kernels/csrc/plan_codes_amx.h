@@ -67,9 +67,11 @@ static AMX_TARGET void convolve_block_amx(const Step *s, const char *in, const O
             multiply(s, first, step, w, 0, sums);
         for (int p = 0; p < count; p++) {
             const int32_t *base = base_of(s, q + p, channel);
-            for (int v = 0; v < s->nv; v++)
+            for (int v = 0; v < s->nv; v++) {
+                const I sum = i_load(from[p] + v * ROWS * LANES);
                 f_store(acc + (p * s->nv + v) * LANES,
-                        finish_whole(SUM_CODES, i_load(from[p] + v * ROWS * LANES), base == NULL ? NULL : base + LANES * v));
+                        finish_whole(SUM_CODES, sum, base == NULL ? NULL : base + LANES * v));
+            }
         }
         then(outs, acc, q, count, channel, s->nv);
         q += count;

@@ -49,7 +49,9 @@ int64_t filter_bytes(const Op *op, int64_t cin) {
     return op->kind == CONV_BITS ? taps * bits_pixel(cin) : (taps * cin * op->weight_bits + 7) / 8;
 }
 
-int64_t levels_bytes(const Op *op) { return op->kind == CONV_FLOATS && op->weight_bits < 32 ? 4 << op->weight_bits : 0; }
+int64_t levels_bytes(const Op *op) {
+    return op->kind == CONV_FLOATS && op->weight_bits < 32 ? 4 << op->weight_bits : 0;
+}
 
 /* ---- values that an op reads and writes ---- */
 static int reads(const Check *check, const char *name, int32_t value, int type) {

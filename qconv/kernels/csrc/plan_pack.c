@@ -3,6 +3,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* Offsets of the pixels of an output, shared by all steps that have the same ones. */
 typedef struct Table { struct Table *next; int64_t h, w, start, down, across; int32_t *at; } Table;
@@ -75,11 +80,25 @@ static int is_depthwise(const Step *s, const Shape *shape) {
     return s->op->groups > 1 && s->cin == 1 && shape->fan_out == 1;
 }
 
+/* Whether there is AMX; Linux gives its tiles to processes that ask. */
+static int has_amx(const Plan *plan) {
+#if defined(__x86_64__) && defined(__linux__) && __has_include(<amxint8intrin.h>)
+    enum { ASK = 0x1023, TILES = 18 };
+    unsigned a, b, c, d;
+    return plan->isa == AVX512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && d >> 24 & d >> 25 & 1 &&
+           !syscall(SYS_arch_prctl, ASK, TILES);
+#else
+    (void)plan;
+    return 0;
+#endif
+}
+
 enum { FEW = 4 }; /* pixels and units, for which AMX is not worth it */
 
 static int codes_kernel(const Plan *plan, const Step *s, const Shape *shape) {
     if (is_depthwise(s, shape)) return SUM_CODES_DEEP;
-    if (plan->has_amx && s->pixels >= FEW && (shape->in_a_row ? s->op->kw : 1) * s->cin >= 4 * FEW) return SUM_CODES_AMX;
+    const int64_t row = (int64_t)s->cin * (shape->in_a_row ? s->op->kw : 1);
+    if (s->pixels >= FEW && row >= 4 * FEW && has_amx(plan)) return SUM_CODES_AMX;
     if (plan->has_dot && plan->isa != AVX512) return SUM_CODES_DOT;
     /* Weights of 4 bits, two to a byte, each times 16 in the sums. */
     return s->nv == 2 && have_4_bits(plan, s, shape->filter) ? SUM_CODES_4 : SUM_CODES;

@@ -79,7 +79,7 @@ struct Plan {
     Place *places;
     Step *steps;
     int late; /* the first op that runs on a whole group of images */
-    int isa, has_dot, has_amx; /* has_dot: AVX-VNNI beside AVX2, dot products beside NEON */
+    int isa, has_dot; /* has_dot: AVX-VNNI beside AVX2, dot products beside NEON */
     Part part;
     int64_t arena_bytes, packed_bytes;
     int32_t *output_of; /* the number of each OUTPUT op */

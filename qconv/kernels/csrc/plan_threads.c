@@ -1,8 +1,8 @@
 /* The thread that has the pool publishes a round of pieces; it and the workers take them from a counter. The counter
  * holds the number of the round, too: who takes a piece knows that the round is still the one whose job it has read,
- * and the round cannot end before that piece is done. Workers take the pieces of the end, so that a thread has about
- * the same part of an image in one op after the other, which is in its cache. So the publisher waits for pieces alone, and a worker whose core
- * was taken away between two pieces holds nobody up. */
+ * and the round cannot end before that piece is done. So the publisher waits for pieces alone, and a worker whose core
+ * was taken away between two pieces holds nobody up. Workers take the pieces of the end, so that a thread has about the
+ * same part of an image in one op after the other: its cache holds it. */
 #define _GNU_SOURCE
 #include "plan_threads.h"
 
@@ -82,8 +82,8 @@ static uint64_t take_pieces(int helper) {
         const Job job = atomic_load_explicit(&pool.job, memory_order_relaxed);
         void *given = atomic_load_explicit(&pool.given, memory_order_relaxed);
         const int pieces = atomic_load_explicit(&pool.pieces, memory_order_relaxed);
-        if (of_start >= (uint32_t)pieces - of_end || helper >= atomic_load_explicit(&pool.helpers, memory_order_relaxed))
-            return seen;
+        const int helpers = atomic_load_explicit(&pool.helpers, memory_order_relaxed);
+        if (of_start >= (uint32_t)pieces - of_end || helper >= helpers) return seen;
         const int at_end = helper >= 0 && pieces <= MOST_OF_END;
         if (!atomic_compare_exchange_weak(&pool.counter, &seen, seen + (at_end ? ONE_OF_END : 1))) continue;
         if (helper >= 0) atomic_store_explicit(&pool.has_helped, 1, memory_order_relaxed);
@@ -149,13 +149,13 @@ static int is_alone(void) {
 
 int pool_take(int threads) {
     pthread_once(&once, prepare_pool);
-    if (threads < 2 || pthread_mutex_trylock(&pool.busy)) return 0;
+    if (threads < 2 || pthread_mutex_trylock(&pool.busy)) return 1;
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     hire(threads - 1);
     pool.wanted = threads - 1;
-    if (pool.workers && !is_alone()) return 1;
+    if (pool.workers && !is_alone()) return threads;
     pthread_mutex_unlock(&pool.busy);
-    return 0;
+    return 1;
 }
 
 void pool_leave(void) {

@@ -1,8 +1,8 @@
 /* Threads for plans: one pool for all plans of the process. */
 #pragma once
 
-/* Whether this thread has the pool now, with up to `threads` threads, itself among them. Another call that has it, or a
- * lack of threads, is a no: work alone then. */
+/* How many threads this one has now, itself among them: up to `threads`, with the pool. Where another call has it, or
+ * there are no threads, 1: work alone then. */
 int pool_take(int threads);
 
 /* Calls job(given, piece) once for each piece, on the threads of the pool, and returns when all are done. Short pieces
