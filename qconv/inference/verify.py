@@ -476,7 +476,7 @@ def _sure(model: nn.Module, checks: Mapping[str, LayerCheck]) -> float:
         for name, module in model.named_modules()
         if name not in checks or checks[name].arithmetic == "float"
     ]
-    terms = max((w[0].numel() for w in weights if isinstance(w, Tensor) and w.ndim > 1), default=1)
+    terms = max((w.shape[1:].numel() for w in weights if isinstance(w, Tensor) and w.ndim > 1), default=1)
     return SURE * max(1.0, (terms / SHORT) ** 0.5)
 
 
