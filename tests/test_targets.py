@@ -641,6 +641,32 @@ def test_openvino_keeps_a_scale_without_bias(tmp_path: Path) -> None:
     check("openvino", program, images, tmp_path)
 
 
+class Between(nn.Module):
+    """A function between two convolutions."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.function, self.last = nn.Conv2d(3, 8, 3), function, nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self.first(x)))
+
+
+@pytest.mark.parametrize("target", ["openvino", "litert", "qonnx"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.roll(1, 1), lambda x: x[:, [1, 2, 0, 4, 3, 7, 5, 6]].abs(), lambda x: x.amax((2, 3), keepdim=True)],
+    ids=["roll", "index", "amax"],
+)
+def test_a_function_before_a_convolution(target: str, function: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    """OpenVINO ordered channels the wrong way around, and rounded largest values to even codes."""
+    images = torch.randn(4, 3, 12, 12)
+    for scheme in (schemes.pact(4, 4), schemes.bwn()):
+        model = trained(Between(function), scheme, images, skip=("first",), check=False)
+        qconv.export(model, path := tmp_path / f"model{SUFFIXES[target]}", to=target, images=images)
+        assert qconv.verify_export(model, path, images).agrees
+
+
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.InstanceNorm2d(8)], ids=["groups", "images"])
 @pytest.mark.parametrize("target", ["openvino", "litert"])
 def test_a_scale_stays_before_a_normalization(target: str, norm: nn.Module, tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ class _Writer:
                 if operation.bias.any():
                     return nodes.add(x, self._floats(operation.bias.view(1, -1, 1, 1)))
                 # OpenVINO 2026.4.1 fuses the product of a quantizer, too, although others read what comes before it;
-                # and it moves a product behind a normalization, whose eps stays. Behind a maximum, it does neither.
-                return nodes.maximum(x, self._floats(torch.tensor(-_LARGEST)))
+                # and it moves a product behind a normalization, whose eps stays.
+                return self._barred(x)
             case Quantize():
                 return self._quantize(operation, x)
             case ops.Sign():
@@ -130,6 +130,12 @@ class _Writer:
                 what = "an average of pixels beyond the padding, which OpenVINO (2026.4.1) counts,"
                 raise ValueError(f"'{operation.origin}': {what} can't be written for OpenVINO")
         part = self.core.read_model(content.SerializeToString())
+        for node in part.get_ordered_ops():
+            if node.get_type_name() == "ReduceMax":  # OpenVINO (2026.4.1) halves the levels of a quantizer behind it
+                readers = node.output(0).get_target_inputs()
+                behind = self._barred(node).output(0)
+                for reader in readers:
+                    reader.replace_source_output(behind)
         for parameter in part.get_parameters():
             name = parameter.friendly_name
             for reader in parameter.output(0).get_target_inputs():
@@ -160,6 +166,10 @@ class _Writer:
             filters = self.nodes.convert(self._constant(weight.to(torch.int8)), "f32")
             filters = self.nodes.multiply(filters, self._floats(ones))
         return convolution(x, filters, stride, [top, left], [bottom, right], conv.window.dilation)
+
+    def _barred(self, x: Any) -> Any:
+        """The same values, behind a maximum, past which OpenVINO moves no product."""
+        return self.nodes.maximum(x, self._floats(torch.tensor(-_LARGEST)))
 
     def _eight_bits(self, x: Any, zero: int) -> Any:
         """Whole numbers from -zero to 255 - zero, as they are."""

@@ -133,9 +133,7 @@ class QuantizedLayer(nn.Module):
         """Whether the weight, or what replaces it, requires a gradient."""
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             return any(tensor.requires_grad for tensor in self.weight_quantizer.tensors())
-        if computed_by(self):
-            return any(parameter.requires_grad for parameter in trained_weights(self))
-        return self.weight.requires_grad
+        return any(parameter.requires_grad for parameter in trained_weights(self))
 
     @property
     def is_float(self) -> bool:
@@ -196,8 +194,11 @@ class QuantizedLayer(nn.Module):
 
     def stepped(self) -> list[tuple[Quantizer, Tensor | None]]:
         """The quantizers, each with the tensor that its `after_step_` gets."""
-        weight = None if self._is_frozen or computed_by(self) else self.filters()
-        return [(self.weight_quantizer, weight), *((quantizer, None) for quantizer in self._other_quantizers())]
+        return self._with_filters(self._trained_filters())
+
+    def _with_filters(self, filters: Tensor | None) -> list[tuple[Quantizer, Tensor | None]]:
+        """The quantizers, that of the weight with its filters."""
+        return [(each, filters if each is self.weight_quantizer else None) for each in self.quantizers().values()]
 
     @torch.no_grad()
     def after_step_(self) -> None:
@@ -214,22 +215,19 @@ class QuantizedLayer(nn.Module):
     @torch.no_grad()
     def set_progress_(self, progress: float) -> None:
         """Set the schedules of the quantizers; ``progress`` goes from 0 to 1 during training."""
-        if self._is_frozen or computed_by(self):
-            with evaluated(self):
-                filters = self.filters().clone()
-            self.weight_quantizer.set_progress_(progress, filters)
-        else:
-            filters = self.filters()
-            self.weight_quantizer.set_progress_(progress, filters)
-            self._put_back(filters)
-        for quantizer in self._other_quantizers():
-            quantizer.set_progress_(progress, None)
+        trained = self._trained_filters()
+        with evaluated(self):
+            filters = self.filters().clone() if trained is None else trained
+        for quantizer, own in self._with_filters(filters):
+            quantizer.set_progress_(progress, own)
+        if trained is not None:
+            self._put_back(trained)
 
-    @property
-    def _is_frozen(self) -> bool:
-        """Whether the latent weight is a buffer, or a parameter that is not trained."""
+    def _trained_filters(self) -> Tensor | None:
+        """The `filters` that a step may change; None if the weight is frozen (or a buffer) or computed."""
         weight = self._parameters.get("weight")
-        return "weight" in self._buffers if weight is None else not weight.requires_grad
+        is_frozen = "weight" in self._buffers if weight is None else not weight.requires_grad
+        return None if is_frozen or computed_by(self) else self.filters()
 
     def _put_back(self, filters: Tensor) -> None:
         is_copy = filters.data_ptr() != self.weight.data_ptr()  # in another layout
@@ -240,10 +238,6 @@ class QuantizedLayer(nn.Module):
     def quantizers(self) -> dict[str, Quantizer]:
         """Return the layer's quantizers by the names of their attributes."""
         return quantizers_of(self)
-
-    def _other_quantizers(self) -> list[Quantizer]:
-        """The quantizers of the input and of the gradient."""
-        return [quantizer for quantizer in (self.input_quantizer, self.grad_quantizer) if quantizer is not None]
 
     def apply_op(self, input: Tensor, op: Operation | ExtendedOperation, bias: Tensor | None, *extra: Tensor) -> Tensor:
         """Run ``op`` with this layer's quantizers; under autocast in its dtype, as for a float layer."""

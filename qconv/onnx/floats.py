@@ -33,7 +33,9 @@ def write_floats(graph: Graph, operation: Any, given: Sequence[str], shapes: Seq
         case ops.Take():
             return write_take(graph, operation, given[0], shapes[0][1])
         case ops.Select():
-            return node("Gather", *given, graph.constant(operation.index), axis=1)
+            # From the end: OpenVINO (2026.4.1) reverses other orders of channels once it moves them into the weights of
+            # a convolution, and only with a dimension counted from the start.
+            return node("Gather", *given, graph.constant(operation.index), axis=1 - len(shapes[0]))
         case ops.Repeat():
             scales = graph.constant(torch.tensor([1.0, 1.0, *operation.times]))
             return node("Resize", *given, "", scales, **operation.resize)

@@ -363,7 +363,7 @@ def _indexed(c: _Call) -> str | None:
     for dim in places:
         index = index * c.shape[dim] + c.indices[dim].long() % c.shape[dim]
     x = c.x if len(places) == 1 else c("Reshape", c.x, [0] * places[0] + [-1] + list(c.shape[places[-1] + 1 :]))
-    return c("Gather", x, index, axis=places[0])
+    return c("Gather", x, index, axis=places[-1] - c.rank)  # from the end, as `floats` does
 
 
 def _replaced(c: _Call) -> str | None:
@@ -462,7 +462,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "mul": _product,
     **dict(add=_sum("Add"), sub=_sum("Sub"), var=_variance, var_mean=_variance),
     **dict.fromkeys(("index", "_unsafe_index"), _indexed),
-    "index_select": lambda c: c("Gather", c.x, c.index.long(), axis=c.dim),
+    "index_select": lambda c: c("Gather", c.x, c.index.long(), axis=c.dim % c.rank - c.rank),
     "full": lambda c: c("Expand", float(c.fill_value), c.sizes(c.size, False)),
     "full_like": lambda c: c("Expand", float(c.fill_value), c("Shape", c.x)),
     **dict(empty=lambda c: c("Expand", 0.0, c.sizes(c.size, False)), exp2=lambda c: c("Pow", 2.0, c.x)),

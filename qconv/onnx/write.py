@@ -226,7 +226,7 @@ class Writer:
             channels = left.transpose(0, 1).flatten(1).any(1).nonzero().flatten()
             left = left[:, channels]
             parts.append(left.clamp(-127, 127))
-            names.append(self.graph.node("Gather", names[-1], self.graph.constant(channels, "int64"), axis=1))
+            names.append(self.graph.node("Gather", names[-1], self.graph.constant(channels, "int64"), axis=-3))
         return torch.cat(parts, 1), self.graph.node("Concat", *names, axis=1) if len(names) > 1 else codes
 
     # Floats
