@@ -135,6 +135,9 @@ def every(kinds: int, groups: int) -> Program:
     gated = program.add(ops.Multiply(inputs=(x, gate), channels=channels, is_gate=True))
     x = program.add(ops.Multiply(inputs=(gated, x), channels=channels))
     x = program.add(ops.Clamp(inputs=(x,), channels=channels, low=-1.5))
+    for how in ({"mode": ("reflect", "replicate", "circular")[kinds]}, {"value": 0.5 * kinds}):
+        x = program.add(ops.Pad(inputs=(x,), channels=channels, arguments=(ops.Given(0), [1, 2, 2, 1]), named=how))
+        x = program.add(ops.Average(inputs=(x,), channels=channels, window=Window((4, 4))))
     x = program.add(ops.SiLU(inputs=(x,), channels=channels))
     x = program.add(ops.Maximum(inputs=(x,), channels=channels, window=Window()))
     gate = program.add(

@@ -79,7 +79,7 @@ class Builder:
 
     def has_images_first(self, x: Value) -> bool:
         """Whether only the first length of a value is that of the images, as an operation on images gives it."""
-        return self.is_image(x) and not isinstance(self.program.operations[x.place], ops.Function)
+        return self.is_image(x) and not ops.needs_torch(self.program.operations[x.place])
 
     def is_signal(self, x: Value) -> bool:
         """Whether a value is stored as an image of one row, and the network sees (N, C, W)."""
@@ -203,10 +203,7 @@ class Builder:
 
     def padded(self, place: int, sides: Any, **how: Any) -> int:
         """Append torch's padding, by a `mode` or a `value`; `sides` are left, right, top, bottom."""
-        size: Any = self.stored[place][2:]
-        shape = *self.stored[place][:2], *Window(padding=sides).size(size)
-        arguments = ops.Given(0), list(sides)
-        return self.call(torch.ops.aten.pad.default, shape, place, arguments=arguments, named=how)
+        return self.add(ops.Pad, place, arguments=(ops.Given(0), list(sides)), named=how)
 
     def floats(self, place: int, weight: Tensor, bias: Tensor | None, window: Window, groups: int) -> int:
         """Append a convolution of floats by a weight (C_out, C / groups, kh, kw)."""

@@ -4,7 +4,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -204,6 +204,10 @@ class _Lowering:
             "upsample_bilinear2d": self._between,
             "pixel_shuffle": lambda x, times: self.build.shuffled(x.place, times) if self.build.is_image(x) else None,
             "constant_pad_nd": self._padded,
+            "reflection_pad2d": partial(self._padded_by, mode="reflect"),
+            "reflection_pad1d": partial(self._padded_by, mode="reflect"),
+            "replication_pad2d": partial(self._padded_by, mode="replicate"),
+            "replication_pad1d": partial(self._padded_by, mode="replicate"),
         }
 
     def run(self) -> Program:
@@ -680,18 +684,22 @@ class _Lowering:
         return self.build.add(ops.Bilinear, x.place, times=times, align_corners=align_corners) if is_so else None
 
     def _padded(self, x: Value, pad: Any, value: float = 0) -> int | None:
-        """Channels of zeros, or zeros around the images: those are what a convolution by 1 pads with."""
+        """Channels of zeros, or numbers around the images."""
         pad = (*pad[:2], 0, 0, *pad[2:]) if len(x.shape) == 3 else pad
         left, right, top, bottom, first, last = (*pad, *[0] * 6)[:6]
-        if len(pad) > 6 or min(pad) < 0 or value or len(x.shape) < 3 or not self.build.is_image(x):
+        if len(pad) > 6 or min(pad) < 0 or len(x.shape) < 3 or not self.build.is_image(x):
+            return None
+        if value and (first or last):
             return None
         place, channels = x.place, x.shape[1] + first + last
         if first or last:
             place = self.build.add(ops.Take, place, channels=channels, first=first)
-        if not any(pad[:4]):
-            return place
-        window = Window(padding=(left, right, top, bottom))
-        return self.build.floats(place, torch.ones(channels, 1, 1, 1), None, window, channels)
+        return self.build.padded(place, (left, right, top, bottom), value=value) if any(pad[:4]) else place
+
+    def _padded_by(self, x: Value, pad: Any, mode: str) -> int | None:
+        if len(x.shape) < 3 or min(pad) < 0 or not self.build.is_image(x):
+            return None
+        return self.build.padded(x.place, (*pad, 0, 0)[:4], mode=mode)
 
 
 def _whole_times(x: Value, size: Any, scales: tuple[float | None, ...]) -> tuple[int, int] | None:

@@ -10,7 +10,18 @@ from . import operations as ops
 from .operations import Operation, Program, Window
 
 _CONVS = ops.ConvBits, ops.ConvCodes, ops.ConvFloats
-_SOURCES = *_CONVS, ops.Input, ops.Mean, ops.Average, ops.Maximum, ops.Select, ops.Repeat, ops.Shuffle, ops.LayerNorm
+_SOURCES = (
+    *_CONVS,
+    ops.Input,
+    ops.Mean,
+    ops.Average,
+    ops.Maximum,
+    ops.Select,
+    ops.Repeat,
+    ops.Shuffle,
+    ops.LayerNorm,
+    ops.Pad,
+)
 CURVE_OF: dict[type[Operation], str] = {ops.Sigmoid: "sigmoid", ops.SiLU: "SiLU", ops.GELU: "GELU"}
 _MOST_CODES = 2
 
@@ -93,7 +104,7 @@ def fuse(program: Program) -> list[Kernel]:
 def missing(program: Program) -> str:
     """Return the first function that C does not have; empty if it has all."""
     for operation in program.operations:
-        if isinstance(operation, ops.Function):
+        if ops.needs_torch(operation):
             name = getattr(operation.function, "__name__", type(operation.function).__name__).partition(".")[0]
             if name != "contiguous":  # before the function that needs it
                 return f"'{operation.origin}': C has no {name}"

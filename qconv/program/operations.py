@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -495,6 +495,25 @@ class Function(Operation):
         named = {name: filled(argument, values) for name, argument in self.named.items()}
         results = self.function(*filled(self.arguments, values), **named)
         return results if self.result is None else results[self.result]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pad(Function):
+    """Torch's padding around images, by a mode or with a number: the function that C has, too.
+
+    Its second argument has the sides: left, right, top, bottom.
+    """
+
+    function: Callable[..., Any] = torch.ops.aten.pad.default
+
+    def lengths(self) -> tuple[Length, Length]:
+        left, right, top, bottom = self.arguments[1]
+        return Length(top + bottom), Length(left + right)
+
+
+def needs_torch(operation: Operation) -> TypeGuard[Function]:
+    """Whether it is a function that C does not have."""
+    return isinstance(operation, Function) and not isinstance(operation, Pad)
 
 
 def _power(z: Tensor) -> Tensor:

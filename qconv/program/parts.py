@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from .operations import ConvBits, ConvCodes, ConvFloats, Function, Input, Program, Take
+from .operations import ConvBits, ConvCodes, ConvFloats, Input, Program, Take, needs_torch
 
 
 class Part(NamedTuple):
@@ -32,7 +32,7 @@ def split(program: Program) -> list[Part | int]:
     operations, levels, readers = program.operations, [0] * len(program.operations), program.readers()
     for place, operation in enumerate(operations):
         for given in operation.inputs:
-            is_behind = isinstance(operations[given], Function) and not isinstance(operation, Function)
+            is_behind = needs_torch(operations[given]) and not needs_torch(operation)
             levels[place] = max(levels[place], levels[given] + is_behind)
     for place in range(len(operations) - 1, 0, -1):  # what is taken of a value is read with it, and not stored
         if isinstance(operations[place], Take) and place not in program.outputs:
@@ -40,7 +40,7 @@ def split(program: Program) -> list[Part | int]:
     steps: list[Part | int] = []
     for level in range(max(levels) + 1):
         here = [place for place in range(1, len(operations)) if levels[place] == level]
-        functions = [place for place in here if isinstance(operations[place], Function)]
+        functions = [place for place in here if needs_torch(operations[place])]
         parts: list[list[int]] = []
         for place in sorted({*here} - {*functions}):
             joined = [part for part in parts if not {*operations[place].inputs}.isdisjoint(part)]

@@ -70,7 +70,9 @@ KINDS = {
     10: ops.Shuffle,
     11: ops.Bilinear,
     12: ops.LayerNorm,
+    13: ops.Pad,
 }
+MODES = "constant", "reflect", "replicate", "circular"  # of padding
 CURVES = None, "sigmoid", "SiLU", "hard swish", "GELU"
 OUTPUT = 5
 _FLOATS, _CODES, _BITS = range(3)  # types of buffers
@@ -163,6 +165,11 @@ class _Writer:
             record["ceil"] = (int(source.align_corners),)
         if isinstance(source, ops.Shuffle):
             record["stride"] = source.times, source.times
+        if isinstance(source, ops.Pad):
+            left, right, top, bottom = source.arguments[1]
+            record |= {"top, left, bottom, right": (top, left, bottom, right)}
+            record["ceil"] = (MODES.index(source.named.get("mode", "constant")),)
+            record["weight"] = (self._put(torch.tensor([float(source.named.get("value") or 0)])),)
         return record | self._stages(kernel) | self._outputs(kernel)
 
     def _weight(self, conv: ops.ConvBits | ops.ConvCodes | ops.ConvFloats) -> tuple[int, int]:

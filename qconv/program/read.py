@@ -10,7 +10,7 @@ from . import operations as ops
 from .edges import edges_of
 from .fuse import CURVE_OF
 from .operations import Program, Window
-from .plan import CURVES, EDGES, FIELDS, HEAD, KINDS, MAGIC, OP, OUTPUT, PRODUCT, VALUE, VERSION
+from .plan import CURVES, EDGES, FIELDS, HEAD, KINDS, MAGIC, MODES, OP, OUTPUT, PRODUCT, VALUE, VERSION
 
 
 def read_program(content: Tensor) -> tuple[Program, bool]:
@@ -113,6 +113,11 @@ class _Reader:
             return self._add(ops.Bilinear, channels, at, times=record["stride"], align_corners=is_aligned)
         if source is ops.Shuffle:
             return self._add(ops.Shuffle, channels, at, times=record["stride"][0])
+        if source is ops.Pad:
+            mode, value = MODES[record["ceil"][0]], float(self._floats(record["weight"][0], 1))
+            arguments = ops.Given(0), [left, right, top, bottom]
+            named: dict[str, Any] = {"mode": mode} if mode != "constant" else {"value": value}
+            return self._add(ops.Pad, channels, at, arguments=arguments, named=named)
         if source is ops.Select:
             index = self._tensor(record["weight"][0], torch.int32, channels)
             return self._add(ops.Select, channels, at, index=index.long())

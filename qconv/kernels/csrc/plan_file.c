@@ -247,6 +247,18 @@ static int check_repeated(const Check *check, const Op *op, Size in, Size *out) 
     return 1;
 }
 
+static int check_pad(const Check *check, const Op *op, Size in, Size *out) {
+    const int32_t pads[] = {op->top, op->left, op->bottom, op->right};
+    if (!within(check, "mode", op->ceil, 0, MODES - 1) || !floats_in_blob(check, "weight", op->weight, 1)) return 0;
+    for (int i = 0; i < 4; i++) {
+        const int32_t side = i % 2 ? in.w : in.h;
+        const int32_t most = op->ceil == REFLECT ? side - 1 : op->ceil == CIRCULAR ? side : MOST_PADDING;
+        if (!within(check, "padding", pads[i], 0, most)) return 0;
+    }
+    *out = (Size){in.h + op->top + op->bottom, in.w + op->left + op->right};
+    return within(check, "height", out->h, 1, MOST) && within(check, "width", out->w, 1, MOST);
+}
+
 static int check_input(const Check *check, const Op *op, Size size) {
     if (op->in != -1) return fail(check, "in (=%d) must be -1", op->in);
     if (check->op == 0 && op->cout != check->program->head.in_channels)
@@ -279,6 +291,9 @@ static int check_op(Check *check, Op *op, const int64_t (*sizes)[2], Size *size)
         return check_epilogue(check, op, *size);
     }
     if (op->kind == SELECT) return check_select(check, op) && check_epilogue(check, op, *size);
+    if (op->kind == PAD)
+        return within(check, "cout", op->cout, channels, channels) && check_pad(check, op, in, size) &&
+               check_epilogue(check, op, *size);
     if (op->kind == LAYER_NORM)
         return is_of_every_pixel(check, op) && within(check, "cout", op->cout, channels, channels) &&
                floats_in_blob(check, "weight", op->weight, 1) && check_epilogue(check, op, *size);

@@ -5,7 +5,8 @@
 enum { MAGIC = 0x31504351, VERSION = 1 }; /* "QCP1" */
 enum { F32, U8, BITS, TYPES };            /* types of values */
 enum { INPUT, CONV_BITS, CONV_CODES, CONV_FLOATS, MEAN, OUTPUT, AVERAGE, MAXIMUM, SELECT, REPEAT, SHUFFLE, BILINEAR,
-       LAYER_NORM, KINDS };
+       LAYER_NORM, PAD, KINDS };
+enum { CONSTANT, REFLECT, REPLICATE, CIRCULAR, MODES }; /* of a PAD */
 enum { PLAIN, SIGMOID, SILU, HARD_SWISH, GELU, CURVES };
 enum { PRODUCT, QUOTIENT, EDGES, FORMS }; /* how codes are found */
 
@@ -20,7 +21,8 @@ typedef struct { int32_t type, channels, fill, none; } Value;
 
 /* v = acc * scale_c + bias_c, + residual (or times it: is_factor), PReLU between two shifts or a curve, clamp; then
  * each output. SELECT has the numbers of its input's channels, int32, for a weight; REPEAT, SHUFFLE and BILINEAR have
- * times for strides, BILINEAR align_corners for ceil, and LAYER_NORM its eps for a weight. */
+ * times for strides, BILINEAR align_corners for ceil, LAYER_NORM its eps for a weight, and PAD its mode for ceil, and a
+ * number that is padded with for a weight. */
 typedef struct {
     int32_t kind, in, cout;
     int32_t kh, kw, sh, sw, dh, dw, top, left, bottom, right, ceil; /* the window */

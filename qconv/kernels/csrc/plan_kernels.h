@@ -473,7 +473,7 @@ LANE void measure_pixel(const Step *s, const char *in, Moments *m) {
         f_store(lanes, sum);
         for (int l = 0; l < LANES; l++) total += lanes[l];
         for (int l = 0; l < LANES && !is_variance; l++) m->shift[l] = -(total / (float)count);
-        m->root = __builtin_sqrtf(total / (float)count + s->eps);
+        m->root = __builtin_sqrtf(total / (float)count + s->number);
     }
 }
 
@@ -490,7 +490,9 @@ static TARGET void gather(const Plan *plan, const Step *s, const Run *run, int i
     const char *in = memory_of(plan, run, op->in, image), *in_image = inside(plan, run, op->in, image);
     const Finish then = finish_of(op);
     const int cin = plan->program.values[op->in].channels; /* others are 0 */
+    float number[LANES];
     int start, stop;
+    f_store(number, f_all(s->number));
     share_of(s->pixels, part, parts, &start, &stop);
     for (int q = start, count; q < stop; q += count) {
         float acc[PIXELS * LANES] __attribute__((aligned(64)));
@@ -506,7 +508,8 @@ static TARGET void gather(const Plan *plan, const Step *s, const Run *run, int i
                 } else if (s->down != NULL) {
                     x = between_pixels(s, in + 4 * c, q + p, some);
                 } else if (s->in_at != NULL) {
-                    x = f_some(in + s->in_at[q + p] + 4 * c, some);
+                    const int32_t at = s->in_at[q + p];
+                    x = f_some(at < 0 ? (const char *)number : in + at + 4 * c, some);
                     if (op->kind == LAYER_NORM)
                         x = f_div(f_add(x, f_some(moments[p].shift, some)), f_all(moments[p].root));
                 } else {

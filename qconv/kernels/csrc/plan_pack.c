@@ -515,6 +515,14 @@ static const Between *between(Plan *plan, int64_t length, int64_t times, int is_
     return all;
 }
 
+/* The row or column that a padding repeats at a place; -1 for a number. */
+static int32_t repeated(int32_t place, int32_t size, int mode) {
+    if (place >= 0 && place < size) return place;
+    if (mode == REFLECT) return place < 0 ? -place : 2 * (size - 1) - place;
+    if (mode == REPLICATE) return place < 0 ? 0 : size - 1;
+    return mode == CIRCULAR ? (place < 0 ? place + size : place - size) : -1;
+}
+
 /* Where single pixels lie, each of which is an output, and their channels. */
 static void pack_pixels(Plan *plan, Step *s) {
     const Op *op = s->op;
@@ -523,6 +531,15 @@ static void pack_pixels(Plan *plan, Step *s) {
         const Size in = plan->program.value_size[op->in];
         s->down = between(plan, in.h, op->sh, op->ceil, p->top, p->row);
         s->across = between(plan, in.w, op->sw, op->ceil, p->left, p->pixel);
+    } else if (op->kind == PAD) {
+        const Size in = plan->program.value_size[op->in];
+        int32_t *at = plan_keep(plan, 4 * (int64_t)s->pixels);
+        for (int32_t q = 0; q < s->pixels && at != NULL; q++) {
+            const int64_t y = repeated(q / s->out_w - op->top, in.h, op->ceil);
+            const int64_t x = repeated(q % s->out_w - op->left, in.w, op->ceil);
+            at[q] = y < 0 || x < 0 ? -1 : (int32_t)((p->top + y) * p->row + (p->left + x) * p->pixel);
+        }
+        s->in_at = at;
     } else if (op->kind == REPEAT || op->kind == SHUFFLE) {
         int32_t *at = plan_keep(plan, 4 * (int64_t)s->pixels);
         for (int q = 0; q < s->pixels && at != NULL; q++) {
@@ -534,7 +551,7 @@ static void pack_pixels(Plan *plan, Step *s) {
     } else {
         s->in_at = pixels_of(plan, s, op->in, op->sh, op->sw, 0, 0);
     }
-    if (op->kind == LAYER_NORM) memcpy(&s->eps, plan->program.blob + op->weight, 4);
+    if (op->kind == LAYER_NORM || op->kind == PAD) memcpy(&s->number, plan->program.blob + op->weight, 4);
     if (op->kind != SELECT && op->kind != SHUFFLE) return;
     if ((s->spread = plan_keep(plan, 4 * (int64_t)s->cpad)) == NULL) return;
     if (op->kind == SELECT) memcpy(s->spread, plan->program.blob + op->weight, 4 * (size_t)op->cout);
@@ -549,7 +566,7 @@ static int has_pixels(const Op *op) {
 /* About how many nanoseconds an image takes on one thread; good enough to cut it into parts. */
 static double nanoseconds(const Plan *plan, const Step *s) {
     const Op *op = s->op;
-    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4, 4, 2, 1}; /* products or numbers in a nanosecond */
+    static const double rate[KINDS] = {4, 300, 250, 60, 10, 4, 4, 4, 4, 4, 4, 2, 1, 4}; /* products or numbers in a nanosecond */
     const double slow = plan->isa == AVX512 ? 1 : plan->isa == PORTABLE ? 20 : 2, out = (double)s->pixels * op->cout;
     if (op->kind == MEAN) return out * plan->places[op->in].bytes / plan->places[op->in].pixel / rate[MEAN] * slow;
     if (op->kind == INPUT || op->kind == OUTPUT) return out / rate[op->kind];

@@ -49,7 +49,7 @@ typedef struct {
     float *scale, *bias, *edges, *rprelu, *table[2];
     int32_t *table_codes[2], table_step[2];  /* form EDGES: codes, and the first step of the search */
     const Between *down, *across;            /* for each row and column of a BILINEAR */
-    float eps;                               /* of a LAYER_NORM */
+    float number;                            /* the eps of a LAYER_NORM; what a PAD pads with */
     uint16_t *res_has;                       /* the lanes of each vector of channels that the residual has */
 } Step;
 
