@@ -688,6 +688,25 @@ def test_windows_that_end_beyond_the_image(pool: Any, size: tuple[int, int]) -> 
     torch.testing.assert_close(build(model, x)(x), model(x), rtol=0, atol=1e-6)
 
 
+class Padded(nn.Module):
+    """Every padding, and magnitudes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        modes = "reflect", "replicate", "circular", "zeros"
+        self.first, self.padding = (
+            nn.Conv2d(3, 24, 3, padding=1, padding_mode="reflect"),
+            nn.ReplicationPad2d((1, 0, 2, 1)),
+        )
+        self.inner = nn.Sequential(*(nn.Conv2d(24, 24, 3, padding=(2, 1), padding_mode=mode) for mode in modes))
+        self.last = nn.Conv2d(24, 4, 3)
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = self.inner(self.padding(self.first(input)).abs())
+        x = F.max_pool2d(F.pad(x, (0, 1, 1, 0), value=-torch.inf), 2)
+        return self.last(F.pad(x, (2, 1, 0, 1), mode="reflect"))
+
+
 class Pixels(nn.Module):
     """Pixels with channels last, and one after another, as ConvNeXt's blocks and tokens of attention have them."""
 
@@ -717,6 +736,8 @@ class Pixels(nn.Module):
         (Shuffled, schemes.lsq(4, 4)),
         (Pixels, schemes.minmax(8, 8)),
         (Pixels, schemes.bnn()),
+        (Padded, schemes.lsq(4, 4)),
+        (Padded, schemes.adabin()),
     ],
 )
 def test_gates_and_joined_channels(kind: type[nn.Module], scheme: Scheme) -> None:

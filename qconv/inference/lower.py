@@ -186,6 +186,7 @@ class _Lowering:
             "hardsigmoid": lambda x: self._hard(x, is_swish=False),
             "hardswish": lambda x: self._hard(x, is_swish=True),
             "leaky_relu": lambda x, slope=0.01: self._prelu(x, torch.tensor(slope)),
+            "abs": lambda x: self._prelu(x, torch.tensor(-1.0)),
             "prelu": self._prelu,
             "_prelu_kernel": self._prelu,
             "mean": self._mean,
