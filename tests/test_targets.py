@@ -390,13 +390,13 @@ def test_pixels_are_torchs(target: str, size: Any, wanted: Any, tmp_path: Path) 
         assert torch.equal(torch.from_numpy(writer.run(path, images.numpy())[0][0]), function(images, [*wanted]))
 
 
-@pytest.mark.parametrize("target", [target for target in SUFFIXES if target != "executorch"])  # which writes any name
+@pytest.mark.parametrize("target", EACH)
 def test_a_function_that_a_target_does_not_have_is_refused_by_its_layer(target: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES.get(target, target))
     program, images = Program(3), torch.zeros(1, 3, 4, 4)
     given: dict[str, Any] = {"inputs": (0,), "channels": 3, "origin": "gate.act"}
     program.outputs = (program.add(ops.Function(**given, function=torch.ops.aten.erfinv.default)),)
-    with pytest.raises(ValueError, match=r"'gate\.act': aten\.erfinv\.default can't be written"):
+    with pytest.raises(ValueError, match=r"'gate\.act': aten\.erfinv(\.default)? can't be written"):
         import_module(f"qconv.export.{target}").write(program, tmp_path / f"model{SUFFIXES[target]}", images)
     assert not list(tmp_path.iterdir())
 
@@ -655,11 +655,16 @@ class Between(nn.Module):
 @pytest.mark.parametrize("target", ["openvino", "litert", "qonnx"])
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x.roll(1, 1), lambda x: x[:, [1, 2, 0, 4, 3, 7, 5, 6]].abs(), lambda x: x.amax((2, 3), keepdim=True)],
-    ids=["roll", "index", "amax"],
+    [
+        lambda x: x.roll(1, 1),
+        lambda x: x[:, [1, 2, 0, 4, 3, 7, 5, 6]].abs(),
+        lambda x: x.amax((2, 3), keepdim=True),
+        partial(nn.functional.adaptive_avg_pool2d, output_size=3),
+    ],
+    ids=["roll", "index", "amax", "uneven pool"],
 )
 def test_a_function_before_a_convolution(target: str, function: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
-    """OpenVINO ordered channels the wrong way around, and rounded largest values to even codes."""
+    """OpenVINO ordered channels the wrong way around, rounded largest values to even codes, and refused a Gather."""
     images = torch.randn(4, 3, 12, 12)
     for scheme in (schemes.pact(4, 4), schemes.bwn()):
         model = trained(Between(function), scheme, images, skip=("first",), check=False)
@@ -790,13 +795,9 @@ def test_executorch_names_the_file_that_it_cannot_run(tmp_path: Path) -> None:
     assert torch.equal(run(path, torch.zeros(2, 1, 4, 4))[0][0], torch.ones(2, 1, 4, 4))
     with pytest.raises(ValueError, match=r"model\.pte: .*: it takes images of \(1, 4, 4\), not \(1, 5, 4\)"):
         run(path, torch.zeros(2, 1, 5, 4))
-    erfinv: Any = torch.ops.aten.erfinv.default
-    program.outputs = (program.add(ops.Function(inputs=(0,), channels=1, function=erfinv)),)
-    write(program, tmp_path / "other.pte", torch.zeros(1, 1, 4, 4))
-    with pytest.raises(
-        ValueError, match=r"other\.pte: executorch can't run it on images \(2, 1, 4, 4\): Failed to load"
-    ):
-        run(tmp_path / "other.pte", torch.zeros(2, 1, 4, 4))
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"model\.pte: executorch can't run it on images \(2, 1, 4, 4\): "):
+        run(path, torch.zeros(2, 1, 4, 4))
 
 
 @pytest.mark.parametrize("target", [*EACH, "pt2"])

@@ -9,6 +9,7 @@ shortcuts, uneven pooling and some functions.
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,8 +45,7 @@ def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool =
 
     Raises:
         ImportError: ExecuTorch is missing: ``pip install "qconv[executorch]"``.
-        ValueError: an operation that can't be written. Functions are written by their names: `run` refuses a file with
-            one that ExecuTorch does not have.
+        ValueError: an operation that can't be written; a function that ExecuTorch's runtime does not have.
     """
     check_flags(round_outputs=round_outputs)
     image = torch.zeros_like(images[:1])
@@ -54,6 +54,7 @@ def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool =
         with needed("export to ExecuTorch"):
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+            from executorch.runtime import Runtime
         rounded = roundings(program, images, Chains(program), signed=False) if round_outputs else None
         in_bytes = requantized(program, rounded)
         given = program, in_bytes, rounded
@@ -65,8 +66,17 @@ def write(program: Program, path: Path, images: Tensor, *, round_outputs: bool =
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
             constant_methods={_NUMBERS: torch.tensor(shown.inner)},
         )
-        content = lowered.to_executorch().buffer
-    write_file(path, content)
+        made: Any = lowered.to_executorch()
+        known = Runtime.get().operator_registry.operator_names
+        for each in chain.from_iterable(plan.operators for plan in made.executorch_program.execution_plan):
+            if f"{each.name}.{each.overload}" not in known:
+                functions = (operation for operation in program.operations if isinstance(operation, ops.Function))
+                wanted = each.name.replace("::", ".")
+                origin = next((one.origin for one in functions if str(one.function).startswith(wanted)), "")
+                raise ValueError(
+                    f"'{origin}': {wanted} can't be written for ExecuTorch: its runtime (1.5.1) does not have it"
+                )
+    write_file(path, made.buffer)
     return left_as_floats(program, in_bytes)
 
 

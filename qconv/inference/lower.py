@@ -189,9 +189,11 @@ class _Lowering:
             "abs": lambda x: self._prelu(x, torch.tensor(-1.0)),
             "prelu": self._prelu,
             "_prelu_kernel": self._prelu,
-            "mean": self._mean,
+            "mean": partial(self._over_image, ops.Mean),
+            "amax": partial(self._over_image, ops.Largest),
             "avg_pool2d": self._average,
-            "_adaptive_avg_pool2d": self._adaptive,
+            "_adaptive_avg_pool2d": partial(self._adaptive, ops.Average),
+            "adaptive_max_pool2d": partial(self._adaptive, ops.Maximum),
             "convolution": self._convolution,
             "addmm": self._addmm,
             "mm": lambda x, weight: self._linear(x, weight.mT),
@@ -554,11 +556,13 @@ class _Lowering:
 
     # Windows
 
-    def _mean(self, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> int | None:
+    def _over_image(
+        self, kind: type[ops.Operation], x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    ) -> int | None:
         dims = sorted(d % len(x.shape) for d in ((dim,) if isinstance(dim, int) else dim or ()))
         if len(x.shape) < 3 or dims != [*range(2, len(x.shape))] or not self.build.is_image(x):
             return None
-        return self.build.add(ops.Mean, x.place)
+        return self.build.add(kind, x.place)
 
     def _maximum(
         self, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
@@ -588,15 +592,17 @@ class _Lowering:
         weight = torch.full((x.shape[1], 1, rows, columns), 1 / (divisor or rows * columns))
         return self.build.floats(x.place, weight, None, window, x.shape[1])
 
-    def _adaptive(self, x: Value, size: Any) -> int | None:
+    def _adaptive(self, pool: type[ops.Operation], x: Value, size: Any) -> int | None:
         rows, columns = size
+        if pool is ops.Maximum and rows == columns == 1:
+            return self._over_image(ops.Largest, x, (2, 3)) if len(x.shape) == 4 else None
         if not self.build.is_image(x) or len(x.shape) != 4 or x.shape[2] % rows or x.shape[3] % columns:
             return None
         self.build.fix_size()
         kernel = x.shape[2] // rows, x.shape[3] // columns
         if kernel == (1, 1):
             return x.place
-        return self.build.add(ops.Average, x.place, window=_window(kernel, (), 0, False))
+        return self.build.add(pool, x.place, window=_window(kernel, (), 0, False))
 
     def _convolution(
         self,

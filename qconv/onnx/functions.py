@@ -363,7 +363,11 @@ def _indexed(c: _Call) -> str | None:
     for dim in places:
         index = index * c.shape[dim] + c.indices[dim].long() % c.shape[dim]
     x = c.x if len(places) == 1 else c("Reshape", c.x, [0] * places[0] + [-1] + list(c.shape[places[-1] + 1 :]))
-    return c("Gather", x, index, axis=places[-1] - c.rank)  # from the end, as `floats` does
+    gathered = c("Gather", x, index.flatten(), axis=places[-1] - c.rank)  # from the end, as `floats` does
+    if index.ndim == 1:
+        return gathered
+    # OpenVINO (2026.4.1) takes no other number of dimensions of codes.
+    return c("Reshape", gathered, [0] * places[0] + [*index.shape, *c.shape[places[-1] + 1 :]])
 
 
 def _replaced(c: _Call) -> str | None:

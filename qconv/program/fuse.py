@@ -10,18 +10,8 @@ from . import operations as ops
 from .operations import Operation, Program, Window
 
 _CONVS = ops.ConvBits, ops.ConvCodes, ops.ConvFloats
-_SOURCES = (
-    *_CONVS,
-    ops.Input,
-    ops.Mean,
-    ops.Average,
-    ops.Maximum,
-    ops.Select,
-    ops.Repeat,
-    ops.Shuffle,
-    ops.LayerNorm,
-    ops.Pad,
-)
+_ON_PIXELS = ops.Select, ops.Repeat, ops.Shuffle, ops.LayerNorm, ops.Pad
+_SOURCES = *_CONVS, ops.Input, ops.Mean, ops.Largest, ops.Average, ops.Maximum, *_ON_PIXELS
 CURVE_OF: dict[type[Operation], str] = {ops.Sigmoid: "sigmoid", ops.SiLU: "SiLU", ops.GELU: "GELU"}
 _MOST_CODES = 2
 

@@ -511,9 +511,20 @@ class Pad(Function):
         return Length(top + bottom), Length(left + right)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Largest(Function):
+    """The maximum over all pixels; C has it, too."""
+
+    function: Callable[..., Any] = torch.ops.aten.amax.default
+    arguments: tuple[Any, ...] = (Given(0), [2, 3], True)
+
+    def lengths(self) -> tuple[Length, Length]:
+        return Length(_LONGEST, _LONGEST), Length(_LONGEST, _LONGEST)
+
+
 def needs_torch(operation: Operation) -> TypeGuard[Function]:
     """Whether it is a function that C does not have."""
-    return isinstance(operation, Function) and not isinstance(operation, Pad)
+    return isinstance(operation, Function) and not isinstance(operation, Pad | Largest)
 
 
 def _power(z: Tensor) -> Tensor:

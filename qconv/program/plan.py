@@ -74,7 +74,7 @@ KINDS = {
 }
 MODES = "constant", "reflect", "replicate", "circular"  # of padding
 CURVES = None, "sigmoid", "SiLU", "hard swish", "GELU"
-OUTPUT = 5
+_MEAN, OUTPUT = 4, 5
 _FLOATS, _CODES, _BITS = range(3)  # types of buffers
 PRODUCT, QUOTIENT, EDGES = range(3)  # how numbers become codes
 _ALIGNED = 64
@@ -142,7 +142,7 @@ class _Writer:
     def _kernel(self, kernel: Kernel) -> dict[str, Any]:
         """Return the fields of a kernel's record that differ from the defaults."""
         source: Any = kernel.source
-        kinds = {operation: number for number, operation in KINDS.items()}
+        kinds = {operation: number for number, operation in KINDS.items()} | {ops.Largest: _MEAN}
         record: dict[str, Any] = {"kind": (kinds[type(source)],), "channels": (source.channels,)}
         if source.inputs:
             kind = {ops.ConvBits: _BITS, ops.ConvCodes: _CODES}.get(type(source), _FLOATS)
@@ -163,6 +163,8 @@ class _Writer:
             record["stride"] = source.times
         if isinstance(source, ops.Bilinear):
             record["ceil"] = (int(source.align_corners),)
+        if isinstance(source, ops.Largest):
+            record["ceil"] = (1,)
         if isinstance(source, ops.Shuffle):
             record["stride"] = source.times, source.times
         if isinstance(source, ops.Pad):

@@ -103,7 +103,7 @@ class _Reader:
             at = self._add(source, self.widths[given], at, **window)
             return at if channels == self.widths[given] else self._add(ops.Take, channels, at)
         if source is ops.Mean:
-            return self._add(ops.Mean, channels, at)
+            return self._add(ops.Largest if record["ceil"][0] else ops.Mean, channels, at)
         if source is ops.LayerNorm:
             return self._add(ops.LayerNorm, channels, at, eps=float(self._floats(record["weight"][0], 1)))
         if source is ops.Repeat:

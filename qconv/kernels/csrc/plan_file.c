@@ -288,7 +288,7 @@ static int check_op(Check *check, Op *op, const int64_t (*sizes)[2], Size *size)
     if (op->kind == OUTPUT) return ++check->outputs;
     if (op->kind == MEAN) {
         *size = (Size){1, 1};
-        return check_epilogue(check, op, *size);
+        return within(check, "ceil", op->ceil, 0, 1) && check_epilogue(check, op, *size);
     }
     if (op->kind == SELECT) return check_select(check, op) && check_epilogue(check, op, *size);
     if (op->kind == PAD)

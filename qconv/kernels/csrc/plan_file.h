@@ -22,7 +22,7 @@ typedef struct { int32_t type, channels, fill, none; } Value;
 /* v = acc * scale_c + bias_c, + residual (or times it: is_factor), PReLU between two shifts or a curve, clamp; then
  * each output. SELECT has the numbers of its input's channels, int32, for a weight; REPEAT, SHUFFLE and BILINEAR have
  * times for strides, BILINEAR align_corners for ceil, LAYER_NORM its eps for a weight, and PAD its mode for ceil, and a
- * number that is padded with for a weight. */
+ * number that is padded with for a weight; ceil of a MEAN asks for the maximum. */
 typedef struct {
     int32_t kind, in, cout;
     int32_t kh, kw, sh, sw, dh, dw, top, left, bottom, right, ceil; /* the window */

@@ -431,6 +431,7 @@ static void convolve(const Plan *plan, const Step *s, const Run *run, int part, 
 }
 
 /* ---- what takes its numbers from a few pixels ---- */
+LANE F either(int is_sum, F a, F b) { return is_sum ? f_add(a, b) : f_or_nan_of(f_max(a, b), a); }
 /* The mean or the largest value over the pixels of a window that lie inside. */
 LANE F pooled(const Op *op, const char *in, const Place *place, Size size, int y, int x, uint16_t some) {
     const int is_mean = op->kind == AVERAGE;
@@ -441,7 +442,7 @@ LANE F pooled(const Op *op, const char *in, const Place *place, Size size, int y
             const int row = y + i * op->dh, column = x + j * op->dw;
             if (row < 0 || row >= size.h || column < 0 || column >= size.w) continue;
             const F value = f_some(in + row * place->row + column * place->pixel, some);
-            a = is_mean ? f_add(a, value) : f_or_nan_of(f_max(a, value), a);
+            a = either(is_mean, a, value);
             count++;
         }
     return is_mean ? f_div(a, f_all((float)count)) : a;
@@ -523,26 +524,28 @@ static TARGET void gather(const Plan *plan, const Step *s, const Run *run, int i
     }
 }
 
-/* The mean of all pixels: each row is added up, then the rows; then divided. */
-static TARGET void mean(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
+/* The mean of all pixels, or the largest: each row is added up, then the rows; then divided. */
+static TARGET void over_image(const Plan *plan, const Step *s, const Run *run, int image, int part, int parts) {
     const Op *op = s->op;
     const Place *place = &plan->places[op->in];
     const Size size = plan->program.value_size[op->in];
     const Outs outs = outs_of(plan, s, run, image);
     const char *in = inside(plan, run, op->in, image);
+    const int is_mean = !op->ceil;
+    const F none = f_all(is_mean ? 0 : -__builtin_inff());
     int start, stop;
     share_of(s->cpad / LANES, part, parts, &start, &stop);
     for (int c = start * LANES; c < stop * LANES; c += LANES) {
         const uint16_t some = channels_from(op, c);
-        F a = f_zero();
+        F a = none;
         for (int y = 0; y < size.h; y++) {
-            F row = f_zero();
+            F row = none;
             for (int x = 0; x < size.w; x++)
-                row = f_add(row, f_some(in + y * place->row + x * place->pixel + 4 * c, some));
-            a = f_add(a, row);
+                row = either(is_mean, row, f_some(in + y * place->row + x * place->pixel + 4 * c, some));
+            a = either(is_mean, a, row);
         }
         float acc[LANES] __attribute__((aligned(64)));
-        f_store(acc, f_div(a, f_all((float)size.h * (float)size.w)));
+        f_store(acc, is_mean ? f_div(a, f_all((float)size.h * (float)size.w)) : a);
         finish_of(op)(&outs, acc, 0, 1, c, 1);
     }
 }
@@ -626,7 +629,7 @@ void PART(const Plan *plan, const Step *s, const Run *run, int part, int parts) 
     for (int g = 0; g < run->count; g++) {
         switch (kind) {
         case INPUT: copy_input(plan, s, run, g, part, parts); break;
-        case MEAN: mean(plan, s, run, g, part, parts); break;
+        case MEAN: over_image(plan, s, run, g, part, parts); break;
         case OUTPUT: copy_output(plan, s, run, g); break; /* in one part */
         default: gather(plan, s, run, g, part, parts);
         }
