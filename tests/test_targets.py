@@ -672,6 +672,15 @@ def test_a_function_before_a_convolution(target: str, function: Callable[[Tensor
         assert qconv.verify_export(model, path, images).agrees
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", [{"scale_factor": 0.5}, {"size": (5, 7), "mode": "bilinear", "align_corners": True}])
+def test_executorch_resizes(how: dict[str, Any], tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 12, 12)
+    model = trained(Between(partial(nn.functional.interpolate, **how)), schemes.lsq(4, 4), images, skip=("first",))
+    qconv.export(model, path := tmp_path / "model.pte", to="executorch", images=images)
+    assert qconv.verify_export(model, path, images).agrees
+
+
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.InstanceNorm2d(8)], ids=["groups", "images"])
 @pytest.mark.parametrize("target", ["openvino", "litert"])
 def test_a_scale_stays_before_a_normalization(target: str, norm: nn.Module, tmp_path: Path) -> None:

@@ -168,6 +168,17 @@ class _Network(nn.Module):
         return tuple(shown)
 
 
+_RESIZES = torch.ops.aten.upsample_nearest2d.default, torch.ops.aten.upsample_bilinear2d.default
+
+
+def _resized(function: Any) -> ops.Function:
+    """Resizing by the overload that ExecuTorch's runtime has."""
+    x, size, *rest = function.arguments
+    corners, scales = rest[: function.function is _RESIZES[1]], rest[-2:]
+    how = (size, *corners, None) if len(scales) < 2 or None in scales else (None, *corners, scales)
+    return replace(function, function=function.function.overloadpacket.vec, arguments=(x, *how))
+
+
 def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
     match operation:
         case ops.Input():
@@ -194,7 +205,8 @@ def _step(operation: Operation, operations: list[Operation]) -> nn.Module:
             return Called(lambda x: x.mean((2, 3), keepdim=True))
         case ops.Function():
             on_floats: Any = getattr(operation.function, "on_floats", operation.function)
-            return Called(replace(operation, function=on_floats).run)
+            own = replace(operation, function=on_floats)
+            return Called((_resized(own) if on_floats in _RESIZES else own).run)
         case ops.Bilinear():
             return nn.Upsample(None, operation.times, "bilinear", operation.align_corners)
         case ops.GELU():

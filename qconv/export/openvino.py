@@ -131,7 +131,8 @@ class _Writer:
                 raise ValueError(f"'{operation.origin}': {what} can't be written for OpenVINO")
         part = self.core.read_model(content.SerializeToString())
         for node in part.get_ordered_ops():
-            if node.get_type_name() == "ReduceMax":  # OpenVINO (2026.4.1) halves the levels of a quantizer behind it
+            # Behind these, OpenVINO (2026.4.1) gives a quantizer other levels.
+            if node.get_type_name() in ("ReduceMax", "ReduceMin"):
                 readers = node.output(0).get_target_inputs()
                 behind = self._barred(node).output(0)
                 for reader in readers:
