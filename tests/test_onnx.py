@@ -411,6 +411,25 @@ def test_functions(name: str) -> None:
         torch.testing.assert_close(torch.from_numpy(got), program.run(input).float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("scheme", [schemes.lsq(4, 4), schemes.bnn()], ids=["lsq", "bnn"])
+def test_deformable_convolutions(scheme: Scheme, tmp_path: Path) -> None:
+    geometry: dict[str, Any] = {"stride": 2, "padding": (2, 1), "dilation": (2, 1), "groups": 2}
+    layers = [qconv.DeformConv2dPack(8, 6, 3, modulated=False, offset_groups=4), nn.ReLU(), nn.Conv2d(6, 4, 1)]
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), qconv.DeformConv2dPack(8, 8, 3, **geometry), *layers)
+    input, path = torch.randn(4, 3, 11, 12), tmp_path / "model.onnx"
+    model = trained(model, scheme, input, skip=("first", r"2\..*", "last"), check=False)
+    for module in model.modules():
+        if isinstance(module, qconv.DeformConv2dPack):
+            nn.init.normal_(module.conv_offset.weight, std=0.1)
+    frozen = qconv.freeze(model, example=input)
+    assert sum(isinstance(each, ops.ConvFloats) for each in frozen.program(input).operations) >= 3
+    qconv.export(model, path, to="onnx", images=input, opset=19)
+    checked = qconv.verify_export(model, path, input)
+    assert checked.difference < 1e-5 * max(checked.largest, 1)
+    with pytest.raises(ValueError, match="deformable convolutions need an ONNX file with opset=19 or more"):
+        qconv.export(model, path, to="onnx", images=input)
+
+
 def test_gates_keep_the_sign() -> None:
     """Signs may follow: those of numbers as small as torch has them are not the sign of 0."""
     input = torch.linspace(-80, 80, 6 * 48).view(1, 6, 6, 8)

@@ -304,7 +304,9 @@ def is_equal(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(is_equal, one, other))
-    return type(one) is type(other) if isinstance(one, nn.Module) else one == other
+    if isinstance(one, nn.Module):
+        return type(one) is type(other)
+    return one == other or (one != one and other != other)  # both are NaN
 
 
 def pair(value: Any) -> Size:

@@ -131,8 +131,8 @@ class _Scope:
         if [each.target for each in one] != [each.target for each in several]:
             raise NotRecorded("it does something else for one image than for several")
         self.of_one_image = {b.name: a for a, b in zip(one, several, strict=True)}
-        is_same = all(_numbers(a, float) == _numbers(b, float) for a, b in zip(one, several, strict=True))
-        if not is_same or not is_equal(_held(alone), _held(self.graph)):
+        are_same = all(is_equal(_numbers(a, float), _numbers(b, float)) for a, b in zip(one, several, strict=True))
+        if not are_same or not is_equal(_held(alone), _held(self.graph)):
             raise NotRecorded("it computes with the number of images")
 
     @staticmethod

@@ -159,7 +159,7 @@ def _named(name: str) -> tuple[Any, Any]:
 
 def _nodes() -> Any:
     mode: Any = get_proxy_mode()
-    return mode.tracer.graph.nodes
+    return [] if mode is None else mode.tracer.graph.nodes  # there is none where a layer that stays whole runs
 
 
 def takes(network: nn.Module, sample: Tensor) -> None:

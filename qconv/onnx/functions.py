@@ -323,6 +323,17 @@ def _convolution(c: _Call) -> str | None:
     return c("ConvTranspose" if c.transposed else "Conv", *names, group=c.groups, **own)
 
 
+def _deformed(c: _Call) -> str | None:
+    if not isinstance(c.weight, Tensor):
+        return None
+    if c.graph.form.opset < 19:
+        raise ValueError(f"'{c.graph.origin}': deformable convolutions need an ONNX file with opset=19 or more")
+    *sides, groups, offset_groups, has_mask = c.args[5:]
+    own = dict(zip(("strides", "pads", "dilations"), (sides[:2], sides[2:4] * 2, sides[4:]), strict=True))
+    given = c.x, c.graph.weight(c.weight), c.offset, c.bias, *([c.mask] if has_mask else [])
+    return c("DeformConv", *given, kernel_shape=c.weight.shape[2:], group=groups, offset_group=offset_groups, **own)
+
+
 def gated(graph: Graph, x: str, gate: str) -> str:
     """Add ``x / (1 + e^−gate)``, whose sign is that of x: ONNX Runtime's Sigmoid (1.32) is 0 below −18."""
     return graph.node("Div", x, graph.node("Add", graph.node("Exp", graph.node("Neg", gate)), graph.constant(1.0)))
@@ -481,6 +492,8 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "where": lambda c: c("Where", _cast(c, c.x, "BOOL"), *c.args[1:]),
     "masked_fill": lambda c: c("Where", _cast(c, c.mask, "BOOL"), c.value, c.x),
     "copysign": _copysign,
+    "isnan": lambda c: _cast(c, c("IsNaN", c.x), "FLOAT"),
+    "any": lambda c: c.graph.reduced("ReduceMax", c.x, c.dims(c.dim), c.keepdim),
     "rsqrt": lambda c: c("Reciprocal", c("Sqrt", c.x)),
     **dict(clamp=_clip("min", "max"), clamp_min=_clip("min"), clamp_max=_clip("", "max")),
     **dict(hardtanh=_clip("min_val", "max_val"), gelu=_gelu),
@@ -521,7 +534,7 @@ _TABLE: dict[str, str | Callable[[_Call], str | None]] = {
     "grid_sampler_2d": _sampled,
     "linear": _linear,
     "addmm": lambda c: c("Add", c("MatMul", c.mat1, c.mat2), c.x) if c.alpha == c.beta == 1 else None,
-    **dict.fromkeys(("convolution", "conv2d"), _convolution),
+    **dict(convolution=_convolution, conv2d=_convolution, deform_conv2d=_deformed),
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_native_batch_norm_legit_no_training": _batch_norm,
 }
