@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         cfg = stored_config(path, options.words, folder())
         cfg.evaluate = str(path / (LAST if options.last else BEST))
-        with config_errors(path / CONFIG), lightning_errors():
+        config = " with ".join(filter(None, [str(path / CONFIG), " ".join(options.words)]))
+        with config_errors(config), lightning_errors():
             evaluate(cfg)
     except ValueError as error:
         raise ValueError(message(error)) from error

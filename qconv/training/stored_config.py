@@ -73,8 +73,8 @@ def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs:
 
 
 @contextmanager
-def config_errors(path: Path) -> Iterator[None]:
-    """Turn Hydra's errors into ones that name the file of the config."""
+def config_errors(path: Path | str) -> Iterator[None]:
+    """Turn Hydra's errors into ones that name the file of the config, and what else it is of."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, OSError) as error:
