@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # argparse takes no positional after an option where there may be none before it: verify RUN --onnx FILE IMAGE
     options, more = parser.parse_known_args(words)
     if more and (not hasattr(options, "more") or any(word.startswith("-") for word in more)):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        command = next(word for word in words if word in commands.choices)
+        commands.choices[command].error(f"unrecognized arguments: {' '.join(more)}")
     if more:
         getattr(options, options.more).extend(more)
     try:
