@@ -112,6 +112,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "variance": (aten.var.correction, X, [2, 3], {"correction": 1}),
     "deviation": (aten.std_mean.correction, X, [1], {"keepdim": True, "result": 0}),
     "mean of both": (aten.var_mean.correction, X, [1], {"keepdim": True, "result": 1}),
+    "norm by statistics": (
+        *(aten._native_batch_norm_legit_no_training.default, X, torch.linspace(-1, 2, 6), torch.linspace(0, 1, 6)),
+        *(torch.linspace(-1, 1, 6), torch.linspace(0.1, 2, 6), 0.1, 1e-2, {"result": 0}),
+    ),
     "norm of batches": (aten._native_batch_norm_legit.no_stats, aten.view, None, None, True, 0.1, 1e-5, {"result": 0}),
     "attention": (aten._scaled_dot_product_flash_attention_for_cpu.default, X, X, X, {"result": 0}),
     "attention with a mask": (

@@ -347,7 +347,7 @@ LACKED = {  # functions that a target refuses
     "openvino": {"average with padding, up"},
     "qonnx": set[str](),
     "litert": {
-        *("gelu", "erf", "atan", "truncated", "argmax", "expand", "zeros", "ones", "repeat", "sum of several"),
+        *("gelu", "erf", "atan", "truncated", "argmax", "expand", "zeros", "ones", "sum of several"),
         *("bicubic", "bicubic aligned", "circular", "shuffle"),
         *("average", "average with padding", "largest", "adaptive", "average of volumes", "largest of volumes"),
         *("adaptive volumes", "linear signals", "transposed", "dilated", "norm of batches"),

@@ -144,6 +144,15 @@ def _prelu(n: _Node) -> int:
     return n.add("ADD", n.add("RELU", n[0]), below, options="Add")
 
 
+def _batch_norm(n: _Node) -> int:
+    weight, bias, mean, variance = (torch.tensor(each).double() for each in n.inputs[1:5])
+    scale = weight / (variance + n.own["epsilon"]).sqrt()
+    factor, shift = (each.float().view(-1, *[1] * (len(n.shape) - 2)) for each in (scale, bias - mean * scale))
+    return n.add(
+        "ADD", n.add("MUL", n[0], n.writer.floats(factor), options="Mul"), n.writer.floats(shift), options="Add"
+    )
+
+
 def _elu(n: _Node) -> int:
     """``max(x, 0) + α (e^min(x, 0) − 1)``: LiteRT's own has an α of 1."""
     powers = n.add("EXP", n.writer.clamped(n[0], -math.inf, 0.0))
@@ -264,7 +273,8 @@ _ROWS: dict[str, Callable[[_Node], int | None]] = {
     "Transpose": lambda n: n.add("TRANSPOSE", n[0], n.writer.whole(n.own["perm"]), options="Transpose"),
     "Concat": lambda n: n.add("CONCATENATION", *n.tensors(), options="Concatenation", axis=n.axis),
     "Slice": _sliced,
-    "Gather": _gathered,
+    "Tile": lambda n: n.add("TILE", n[0], n.writer.whole(n.inputs[1].tolist()), options="Tile"),
+    **dict(Gather=_gathered, BatchNormalization=_batch_norm),
     "PRelu": _prelu,
     "Expand": lambda n: n.add("MUL", n[0], n.writer.floats(torch.ones(1, *n.shape[1:])), options="Mul"),
     "MatMul": lambda n: n.add("BATCH_MATMUL", n[0], n[1], options="BatchMatMul"),
