@@ -50,6 +50,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "transpose": (aten.transpose.int, X, 1, -1),
     "permute": (aten.permute.default, X, [0, 2, 3, 1]),
     "slice": (aten.slice.Tensor, X, 1, 1, 2**63 - 1, 2),
+    "slice from the end": (aten.slice.Tensor, X, -1, 1, 5),
     "select": (aten.select.int, X, 1, -1),
     "split": (aten.split.Tensor, X, 4, 1, {"result": 1}),
     "split sizes": (aten.split_with_sizes.default, X, [1, 2, 3], 1, {"result": 2}),

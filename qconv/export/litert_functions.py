@@ -235,6 +235,7 @@ def _sliced(n: _Node) -> int | None:
     begin, end, strides, first, last = [0] * len(shape), list(shape), [1] * len(shape), 0, 0
     starts, ends, axes, *rest = (each.tolist() for each in n.inputs[1:])
     for axis, start, stop, step in zip(axes, starts, ends, *(rest or [[1] * len(axes)]), strict=True):
+        axis %= len(shape)
         if axis == 0 and not (start == 0 and stop >= 2**31 and step == 1):  # some of the images
             return None
         begin[axis], end[axis], strides[axis] = *slice(start, stop, step).indices(shape[axis])[:2], step
