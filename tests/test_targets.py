@@ -341,6 +341,9 @@ def test_why_floats_differ_depends_on_the_target() -> None:
         assert "not equal: floats before 'last' differ by 1.0e+00, more than by the order of sums" in text
         assert why in text
         assert ("round_outputs" in text) == (target == "litert")
+    close, far = (ExportVerification("onnx", (), 1, 4, difference, 20.0, {}) for difference in (1e-6, 1e-4))
+    assert close.agrees  # classes of equal outputs
+    assert not far.agrees
 
 
 LACKED = {  # functions that a target refuses
