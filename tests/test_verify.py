@@ -435,6 +435,27 @@ def test_layers_of_more_arguments_than_an_input() -> None:
     freeze(trained(Deformed(), schemes.lsq(4, 4), input), example=input)  # which verifies it
 
 
+class Keeping(nn.Module):
+    """It keeps a table of its first call, as EfficientViT's attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.table = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Parameter(torch.randn(5, 8))
+        self.kept: dict[str, Tensor] = {}
+
+    def forward(self, input: Tensor) -> Tensor:
+        table = self.kept.setdefault("table", self.table[torch.tensor([4, 0, 1, 2, 1, 3, 0, 2])])
+        return self.last(self.first(input)).mean((2, 3)) @ table
+
+
+def test_a_network_that_keeps_a_tensor_of_its_first_call() -> None:
+    input = torch.randn(2, 3, 8, 8)
+    keeping = Keeping()
+    model = trained(keeping, schemes.lsq(4, 4), input, skip=())
+    keeping.kept.clear()
+    assert verify(model, build(model, input), input).equal
+
+
 def test_long_sums_of_floats_may_err_more() -> None:
     """Sums of 4,608 floats, one after the other, have errors of up to 13 times those of torch's."""
     torch.manual_seed(0)

@@ -247,6 +247,11 @@ def _sliced(n: _Node) -> int | None:
     return n.add("STRIDED_SLICE", n[0], *given, options="StridedSlice", beginMask=first, endMask=last)
 
 
+def _tiled(n: _Node) -> int | None:
+    times = n.inputs[1]
+    return None if times is None else n.add("TILE", n[0], n.writer.whole(times.tolist()), options="Tile")
+
+
 def _cast(n: _Node) -> int | None:
     to = {1: "FLOAT32", 9: "BOOL"}.get(n.own["to"])
     if to is None or n.inputs[0] is None:  # a number of images
@@ -274,7 +279,7 @@ _ROWS: dict[str, Callable[[_Node], int | None]] = {
     "Transpose": lambda n: n.add("TRANSPOSE", n[0], n.writer.whole(n.own["perm"]), options="Transpose"),
     "Concat": lambda n: n.add("CONCATENATION", *n.tensors(), options="Concatenation", axis=n.axis),
     "Slice": _sliced,
-    "Tile": lambda n: n.add("TILE", n[0], n.writer.whole(n.inputs[1].tolist()), options="Tile"),
+    "Tile": _tiled,
     **dict(Gather=_gathered, BatchNormalization=_batch_norm),
     "PRelu": _prelu,
     "Expand": lambda n: n.add("MUL", n[0], n.writer.floats(torch.ones(1, *n.shape[1:])), options="Mul"),

@@ -319,22 +319,24 @@ class _Follower:
 
     def __init__(self, model: nn.Module, checks: Mapping[str, LayerCheck]) -> None:
         self.checks, self.last, self.sure = dict(checks), "", _sure(model, checks)
-        self.network = copy.deepcopy(model).eval()  # copies of some graphs train
+        self.networks: dict[torch.dtype, nn.Module] = {}
+        for dtype in (torch.float64, torch.float32):  # a network each, as some keep tensors of an earlier call
+            self.networks[dtype] = copy.deepcopy(model).eval()  # copies of some graphs train
+            for module in self.networks[dtype].modules():
+                if isinstance(module, nn.RNNBase):  # which refuses inputs of another dtype than its weights
+                    module.to(dtype)
         self.layers = {name: Quantized(model.get_submodule(name)) for name in checks}
 
     def run(self, batch: Tensor, own: Mapping[str, list[Own]]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the outputs in float64 and in float32, of which those are the exact ones."""
         outputs, calls = [], []
         left: dict[str, list[Own]] = {}
-        for dtype in (torch.float64, torch.float32):
+        for dtype, network in self.networks.items():
             left = {name: list(each) for name, each in own.items()}
-            for module in self.network.modules():
-                if isinstance(module, nn.RNNBase):  # which refuses inputs of another dtype than its weights
-                    module.to(dtype)
             seen: list[tuple[str, Tensor, Own | None]] = []
             mode = _InFloat64() if dtype == torch.float64 else nullcontext()
-            with _guided(self.network, self.layers, left, seen), mode:
-                outputs.append(leaves(self.network(batch.to(dtype) if batch.is_floating_point() else batch)))
+            with _guided(network, self.layers, left, seen), mode:
+                outputs.append(leaves(network(batch.to(dtype) if batch.is_floating_point() else batch)))
             calls.append(seen)
         exact, rounded = calls
         for (name, wanted, given), (_, low, _) in zip(exact, rounded, strict=True):
